@@ -1,0 +1,29 @@
+# Everything runs in .venv, made here: python3 (3.11 to 3.14) with venv, make and a C compiler are enough.
+PYTHON ?= python3
+CUDNN ?= cu12
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint check clean
+
+# Made again when the dependencies or the choice of cuDNN change. cuDNN-full and cuDNN-JIT cannot share an environment.
+STAMP := $(VENV)/.installed-$(CUDNN)
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[$(CUDNN)]' --group dev
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/plancache demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

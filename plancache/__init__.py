@@ -1,0 +1,66 @@
+"""plancache keeps cuDNN execution plans on disk, so that a plan is built once per fleet and not once per process.
+
+    import cudnn, plancache
+
+    @plancache.cached
+    def builder(handle, ...):
+        graph = plancache.pygraph(handle=handle, ...)
+        ...
+        return graph, tensors
+
+Importing plancache imports neither cuDNN nor anything else that takes time; names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plancache.builders import cached as cached
+    from plancache.builders import default_cache as default_cache
+    from plancache.cache import PlanCache as PlanCache
+    from plancache.cache import last_outcome as last_outcome
+    from plancache.cache import open as open
+    from plancache.cudnn.device import Device as Device
+    from plancache.cudnn.device import device as device
+    from plancache.cudnn.target import pygraph as pygraph
+    from plancache.cudnn.target import target as target
+    from plancache.errors import PlanCacheError as PlanCacheError
+    from plancache.keys import PlanKey as PlanKey
+    from plancache.outcome import Outcome as Outcome
+    from plancache.outcome import Reason as Reason
+    from plancache.outcome import Source as Source
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "cached": "plancache.builders",
+    "default_cache": "plancache.builders",
+    "PlanCache": "plancache.cache",
+    "last_outcome": "plancache.cache",
+    "open": "plancache.cache",
+    "Device": "plancache.cudnn.device",
+    "device": "plancache.cudnn.device",
+    "pygraph": "plancache.cudnn.target",
+    "target": "plancache.cudnn.target",
+    "PlanCacheError": "plancache.errors",
+    "PlanKey": "plancache.keys",
+    "Outcome": "plancache.outcome",
+    "Reason": "plancache.outcome",
+    "Source": "plancache.outcome",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'plancache' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

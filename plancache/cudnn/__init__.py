@@ -1,0 +1,1 @@
+"""Everything that touches cuDNN; nothing in here touches the cache's disk."""

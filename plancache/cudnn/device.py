@@ -1,0 +1,339 @@
+"""Device properties: from a live device, from JSON, to JSON; and the fingerprint that plans are filed under.
+
+cuDNN describes a GPU by a flat JSON document. Which fields decide whether it takes a plan was measured by
+editing documents: another SM version, SM count, shared-memory limit, or number of registers or threads per SM
+is refused; another PCI id, ordinal, clock, memory size, L2 size or newer driver is accepted. The fingerprint is
+made of the former and the name, so that two boards of one model share their plans.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from plancache.cudnn import frontend, no_driver
+from plancache.errors import DeviceError, LibraryError
+from plancache.keys import Document, digest
+from plancache.settings import PACKAGE
+
+_TRIPLES = ("maxGridSize", "maxBlockSize")
+_TEXTS = ("deviceName",)
+_NUMBERS = (
+    "regsPerBlock",
+    "multiProcessorCount",
+    "smCountOrigin",
+    "warpSize",
+    "maxSharedMemoryPerBlock",
+    "maxSharedMemoryPerBlockOptin",
+    "oversizedSharedMemoryPerBlock",
+    "reservedSharedMemoryPerBlock",
+    "maxRegistersPerSM",
+    "maxCtasPerSM",
+    "maxThreadsPerBlock",
+    "maxThreadsPerSM",
+    "pciDeviceId",
+    "isTccDriver",
+    "supportCoopLaunch",
+    "totalGlobalMem",
+    "smClockRateKHz",
+    "memClockRateKHz",
+    "memoryBusWidth",
+    "l2CacheSize",
+    "cudaDeviceId",
+    "deviceVer",
+    "driverVer",
+)
+FIELDS = (*_TRIPLES, *_NUMBERS, *_TEXTS)
+# What an older cuDNN's document lacks (9.19 against 9.27). 0 is what an H200 reports for the first two; the bus
+# width was varied (0, 5120, 6016) and left the plan lists of matmul and SDPA as they were.
+FILLED = {"smCountOrigin": 0, "oversizedSharedMemoryPerBlock": 0, "memoryBusWidth": 0}
+_NEWEST_KNOWN_CUDNN = 92899  # the newest cuDNN whose documents were seen; later ones may have more fields
+# Fingerprint field -> driver attribute; the name and the SM version are asked for separately.
+_ATTRIBUTES = {
+    "multiProcessorCount": "MULTIPROCESSOR_COUNT",
+    "warpSize": "WARP_SIZE",
+    "regsPerBlock": "MAX_REGISTERS_PER_BLOCK",
+    "maxRegistersPerSM": "MAX_REGISTERS_PER_MULTIPROCESSOR",
+    "maxCtasPerSM": "MAX_BLOCKS_PER_MULTIPROCESSOR",
+    "maxThreadsPerBlock": "MAX_THREADS_PER_BLOCK",
+    "maxThreadsPerSM": "MAX_THREADS_PER_MULTIPROCESSOR",
+    "maxSharedMemoryPerBlock": "MAX_SHARED_MEMORY_PER_BLOCK",
+    "maxSharedMemoryPerBlockOptin": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "reservedSharedMemoryPerBlock": "RESERVED_SHARED_MEMORY_PER_BLOCK",
+}
+FINGERPRINT = ("deviceName", "deviceVer", *_ATTRIBUTES)
+
+
+class Device:
+    """The properties of one kind of GPU. Made by `plancache.device`; never changes.
+
+    Attributes:
+        document: the part that decides which plans fit (see the module's docstring).
+        driver: CUDA driver version, as 13000 for 13.0.
+    """
+
+    def __init__(self, document: Document, driver: int, text: Callable[[], str]) -> None:
+        self.document = document
+        self.driver = driver
+        self._text = text
+        self._lock = threading.Lock()
+        self._native: Any = None
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, Any]) -> Device:
+        """A device from a full set of properties that was checked before."""
+        text = json.dumps(dict(properties), separators=(",", ":"))
+        document = {name: properties[name] for name in FINGERPRINT}
+        return cls(document, int(properties["driverVer"]), lambda: text)
+
+    @property
+    def name(self) -> str:
+        """The board's name, as `NVIDIA H200`."""
+        return str(self.document["deviceName"])
+
+    @property
+    def sm_version(self) -> int:
+        """Compute capability as cuDNN writes it: 900 for 9.0."""
+        return int(self.document["deviceVer"])
+
+    @property
+    def sm_count(self) -> int:
+        """Number of streaming multiprocessors."""
+        return int(self.document["multiProcessorCount"])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of the properties that decide which plans fit."""
+        return digest(self.document)
+
+    def to_json(self) -> str:
+        """The full document, as cuDNN writes it. Of a live device the first call takes 18 to 190 ms."""
+        return self._text()
+
+    @property
+    def native(self) -> Any:
+        """cuDNN's descriptor. Made once and shared: many threads may load plans with it at the same time.
+
+        Raises:
+            LibraryError: this host has no driver, and none could be stood in for.
+            DeviceError: cuDNN refused the document.
+        """
+        if self._native is None:
+            # cuDNN remembers for the life of the process that a first attempt failed for want of a driver library.
+            no_driver.ensure_driver()
+            with self._lock:
+                if self._native is None:
+                    self._native = _descriptor(self.to_json())
+        return self._native
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r}, sm_version={self.sm_version}, driver={self.driver})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and (self.document, self.driver) == (other.document, other.driver)
+
+    def __hash__(self) -> int:
+        return hash((self.fingerprint, self.driver))
+
+
+def device(what: Any = None) -> Device:
+    """Device properties from whatever names a device.
+
+    Args:
+        what: a name (`"h200"`), the path of a JSON file, the JSON itself, a CUDA ordinal, a cuDNN handle, cuDNN's
+            own device-properties object, or a `Device`. None is the current device.
+
+    Raises:
+        DeviceError: there is no such device, or the document has a missing, mistyped or unknown field.
+
+    Not promised: that cuDNN supports the device; that shows when a plan is built.
+    """
+    if isinstance(what, Device):
+        return what
+    if what is None or (isinstance(what, int) and not isinstance(what, bool)):
+        return live(what)
+    if isinstance(what, Path):
+        return _from_text(_read(what), f"file {what}")
+    if isinstance(what, str):
+        return _from_string(what)
+    if hasattr(what, "serialize"):
+        return of_native(what)
+    if hasattr(what, "device"):
+        return live(what.device.ordinal)
+    raise DeviceError(
+        "this names no device", found=type(what).__name__, expected="a name, file, JSON, ordinal or handle"
+    )
+
+
+def names() -> list[str]:
+    """The devices that plancache knows by name."""
+    return sorted(path.stem for path in (PACKAGE / "devices").glob("*.json"))
+
+
+def of_native(descriptor: Any) -> Device:
+    """The `Device` of cuDNN's own descriptor, for graphs that were made with one. Microseconds after the first."""
+    text = descriptor.serialize()
+    return _known(text if isinstance(text, str) else bytes(text).decode())
+
+
+def live(ordinal: int | None) -> Device:
+    """The device with this CUDA ordinal (None: the current one), identified by driver attributes alone."""
+    driver = _cuda_driver()
+    index = _current(driver) if ordinal is None else ordinal
+    return _live(index)
+
+
+def _from_string(text: str) -> Device:
+    if text.lstrip().startswith(("{", "[")):
+        return _from_text(text, "JSON")
+    if text.lower() in names():
+        return _from_text((PACKAGE / "devices" / f"{text.lower()}.json").read_text(), text)
+    if text.endswith(".json") or "/" in text or Path(text).is_file():
+        return _from_text(_read(Path(text)), f"file {text}")
+    raise DeviceError(
+        "unknown device",
+        found=repr(text),
+        expected=f"one of {', '.join(names())}, a file, or JSON",
+        todo="On a host that has the device: plancache device export FILE",
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeviceError("the device file cannot be read", found=str(error), expected="a JSON file") from error
+
+
+def _from_text(text: str, where: str) -> Device:
+    try:
+        properties = json.loads(text)
+    except ValueError as error:
+        raise DeviceError(f"{where} is not JSON", found=str(error), expected="device properties as JSON") from error
+    if not isinstance(properties, dict):
+        raise DeviceError(f"{where} holds no object", found=type(properties).__name__, expected="a JSON object")
+    return Device.from_properties(_checked(properties, where))
+
+
+def _checked(properties: dict[str, Any], where: str) -> dict[str, Any]:
+    """The document with older cuDNNs' gaps filled, or an error that names the first field at fault."""
+    full = {**FILLED, **properties}
+    for name in sorted(set(full) - set(FIELDS)):
+        near = difflib.get_close_matches(name, FIELDS, 1)
+        if near or frontend.backend_version() <= _NEWEST_KNOWN_CUDNN:
+            hint = f"Did you mean {near[0]}?" if near else "Remove it."
+            raise DeviceError(
+                f"{where} has an unknown field",
+                field=name,
+                found=repr(name),
+                expected="a field that cuDNN writes",
+                todo=hint,
+            )
+    for name in FIELDS:
+        if name not in full:
+            raise DeviceError(
+                f"{where} lacks a field",
+                field=name,
+                expected=name,
+                todo="Export it again from the device: plancache device export FILE",
+            )
+        expected = _mistyped(name, full[name])
+        if expected:
+            raise DeviceError(
+                f"{where} has a wrong value for {name}", field=name, found=repr(full[name]), expected=expected
+            )
+    return full
+
+
+def _mistyped(name: str, value: Any) -> str | None:
+    def number(item: Any) -> bool:
+        return isinstance(item, int) and not isinstance(item, bool) and item >= 0
+
+    if name in _TEXTS:
+        return None if isinstance(value, str) and value else "a text"
+    if name in _TRIPLES:
+        fits = isinstance(value, list) and len(value) == 3 and all(number(item) for item in value)
+        return None if fits else "three whole numbers"
+    return None if number(value) else "a whole number"
+
+
+@lru_cache(maxsize=64)
+def _known(text: str) -> Device:
+    # From cuDNN itself, so not checked: a newer cuDNN's document may have more fields than FIELDS.
+    properties = json.loads(text)
+    return Device.from_properties({**FILLED, **properties})
+
+
+def _descriptor(text: str) -> Any:
+    try:
+        return frontend.cudnn().create_device_properties(text)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"cuDNN {frontend.backend_version()} refused the device properties",
+            found=str(error),
+            todo="Export them again with this cuDNN: plancache device export FILE",
+        ) from error
+
+
+def _cuda_driver() -> Any:
+    try:
+        import cuda.bindings.driver as driver
+    except ImportError as error:
+        raise LibraryError(
+            "cuda-python is not installed",
+            expected="cuda-python of cuDNN's CUDA major",
+            todo="pip install 'plancache[cu12]'",
+        ) from error
+    try:
+        status = int(driver.cuInit(0)[0])
+    except Exception as error:  # cuda-python raises its own kinds when there is no driver library at all
+        raise DeviceError("there is no CUDA device here", found=str(error), todo=_NO_DEVICE) from error
+    if status:
+        raise DeviceError("there is no CUDA device here", found=f"cuInit: {status}", todo=_NO_DEVICE)
+    return driver
+
+
+_NO_DEVICE = "Name the device to build for: with plancache.target('h200'): ..."
+
+
+def _asked(result: tuple[Any, ...], what: str) -> Any:
+    if int(result[0]):
+        raise DeviceError(f"the driver did not answer {what}", found=str(result[0]))
+    return result[1]
+
+
+def _current(driver: Any) -> int:
+    status, current = driver.cuCtxGetDevice()
+    if int(status) == 0:
+        return int(current)
+    import cuda.bindings.runtime as runtime
+
+    return int(_asked(runtime.cudaGetDevice(), "cudaGetDevice"))
+
+
+@lru_cache(maxsize=64)
+def _live(ordinal: int) -> Device:
+    driver = _cuda_driver()
+    handle = _asked(driver.cuDeviceGet(ordinal), f"cuDeviceGet({ordinal})")
+
+    def attribute(name: str) -> int:
+        number = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_asked(driver.cuDeviceGetAttribute(number, handle), name))
+
+    label = _asked(driver.cuDeviceGetName(256, handle), "cuDeviceGetName").split(b"\0")[0].decode()
+    version = 100 * attribute("COMPUTE_CAPABILITY_MAJOR") + 10 * attribute("COMPUTE_CAPABILITY_MINOR")
+    document = {"deviceName": label, "deviceVer": version}
+    document |= {field: attribute(name) for field, name in _ATTRIBUTES.items()}
+    installed = int(_asked(driver.cuDriverGetVersion(), "cuDriverGetVersion"))
+
+    @lru_cache(maxsize=1)
+    def text() -> str:
+        descriptor = frontend.cudnn().create_device_properties(ordinal)
+        return str(of_native(descriptor).to_json())
+
+    return Device(document, installed, text)

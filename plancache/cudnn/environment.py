@@ -1,0 +1,100 @@
+"""The libraries that a plan was made with: the part of the key that another installation does not share."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from plancache.cudnn import frontend
+from plancache.errors import LibraryError
+from plancache.keys import Document
+
+# The frontend's Python engines are on offer where these are installed; another version compiles other kernels.
+_ENGINE_PACKAGES = ("nvidia_cutlass_dsl", "apache_tvm_ffi")
+_OPT_IN = "CUDNN_FRONTEND_ENABLE_FROST_ENGINES"
+
+
+def document() -> Document:
+    """The environment part of a key.
+
+    Raises:
+        LibraryError: a version could not be read. What is not known must neither be stored nor matched.
+    """
+    engines, heuristics = _sublibraries()
+    return {
+        "cudnn": frontend.backend_version(),
+        "cuda": _cuda_major(),
+        "engines": list(engines),
+        "heuristics": heuristics,
+        "python_engines": {
+            "opt_in": os.environ.get(_OPT_IN, "0").strip().lower() in ("1", "true", "yes", "on"),
+            **_engine_packages(),
+        },
+    }
+
+
+class _DlInfo(ctypes.Structure):
+    _fields_ = (
+        ("file_name", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol_name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+@cache
+def library_path() -> Path:
+    """The file that libcudnn was loaded from."""
+    info = _DlInfo()
+    find = ctypes.CDLL(None).dladdr
+    find.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
+    symbol = ctypes.cast(frontend.library().cudnnGetVersion, ctypes.c_void_p)
+    if not find(symbol, ctypes.byref(info)) or not info.file_name:
+        raise LibraryError("the file of the loaded cuDNN cannot be told", expected="libcudnn.so.9 in this process")
+    return Path(os.fsdecode(info.file_name))
+
+
+@cache
+def _sublibraries() -> tuple[tuple[str, ...], bool]:
+    """Which engine libraries lie beside libcudnn: the full and the JIT packages carry the same version number.
+
+    A plan of an engine whose library is not there is refused (`SUBLIBRARY_UNAVAILABLE`), and other heuristics
+    choose other plans.
+    """
+    directory = library_path().parent
+    engines = {path.name.split(".so")[0] for path in directory.glob("libcudnn_engines_*.so*")}
+    names = tuple(sorted(name.removeprefix("libcudnn_engines_") for name in engines))
+    if not names:
+        raise LibraryError(
+            "cuDNN's engine libraries are not beside it",
+            found=str(directory),
+            expected="libcudnn_engines_*.so",
+        )
+    return names, any(directory.glob("libcudnn_heuristic.so*"))
+
+
+@cache
+def _cuda_major() -> int:
+    version = int(frontend.library().cudnnGetCudartVersion())
+    if version <= 0:
+        raise LibraryError("cuDNN does not tell its CUDA version", found=str(version), expected="12000 or more")
+    return version // 1000
+
+
+@cache
+def _engine_packages() -> dict[str, str | None]:
+    # A directory listing instead of importlib.metadata, whose import alone takes longer than loading a plan.
+    versions: dict[str, str | None] = dict.fromkeys(_ENGINE_PACKAGES)
+    for entry in reversed(sys.path):
+        try:
+            names = os.listdir(entry or ".")  # noqa: PTH208
+        except OSError:
+            continue
+        for name in names:
+            package, _, rest = name.partition("-")
+            if rest.endswith(".dist-info") and package.lower() in versions:
+                versions[package.lower()] = rest.removesuffix(".dist-info")
+    return versions

@@ -1,0 +1,434 @@
+"""The one module that touches private attributes of `cudnn.pygraph`; the contract tests pin each of them.
+
+Two jobs. First, reading a graph as it was declared, before `validate()`: validating imports the Python engines
+(190 to 360 ms for a process's first SDPA graph) and writes inferred shapes and types into the declaration.
+Second, making the caller's own graph executable from a plan that was loaded into another, empty container.
+
+A loaded container is a fragile thing: `get_engine_count`, `get_knobs_for_engine` and `create_execution_plan`
+kill the process, `key()` gives another answer, and its plan list is not the one of the graph. So the graph
+gets a `LoadedPlan` where the frontend keeps its lowered graph: what a loaded plan can answer goes to the
+container, names and knobs come from the stored plan, and anything else first plans the graph really.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from plancache.errors import LibraryError
+
+MINIMUM_FRONTEND = (1, 32)
+MINIMUM_BACKEND = 91100
+
+
+@cache
+def cudnn() -> ModuleType:
+    """The frontend, with a cuDNN behind it.
+
+    Raises:
+        LibraryError: the frontend or cuDNN is missing or too old.
+    """
+    try:
+        import cudnn as module
+    except ImportError as error:
+        raise LibraryError(
+            "the cuDNN frontend cannot be imported",
+            found=str(error),
+            expected="nvidia-cudnn-frontend 1.32 or later",
+            todo="pip install 'plancache[cu12]'",
+        ) from error
+    version = getattr(module, "__version__", "unknown")
+    if _version(version)[:2] < MINIMUM_FRONTEND:
+        raise LibraryError(
+            "the cuDNN frontend is too old",
+            found=f"nvidia-cudnn-frontend {version}",
+            expected="1.32 or later",
+            todo="pip install --upgrade 'nvidia-cudnn-frontend>=1.32,<2'",
+        )
+    _checked_backend(module)
+    return module  # type: ignore[no-any-return]
+
+
+def _checked_backend(module: Any) -> None:
+    install = "Install one: pip install 'plancache[cu12]', or put its directory on LD_LIBRARY_PATH."
+    try:
+        backend = int(module.backend_version())
+    except RuntimeError as error:
+        raise LibraryError(
+            "cuDNN cannot be loaded",
+            found=str(error),
+            expected="libcudnn.so.9, version 9.11 or later",
+            todo=install,
+        ) from error
+    if not MINIMUM_BACKEND <= backend < 100000:
+        raise LibraryError(
+            "this cuDNN is not supported",
+            found=f"cuDNN {module.backend_version_string()}",
+            expected="9.11 or later, major 9",
+            todo=install,
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    parts = []
+    for part in text.split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        parts.append(int(digits) if digits else 0)
+    return tuple(parts + [0] * (3 - len(parts)))
+
+
+@cache
+def backend_version() -> int:
+    """cuDNN's version as one number, 92800 for 9.28.0."""
+    return int(cudnn().backend_version())
+
+
+@cache
+def frontend_version() -> int:
+    """The frontend's version as one number, 13200 for 1.32.0."""
+    major, minor, patch = _version(cudnn().__version__)
+    return 10000 * major + 100 * minor + patch
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The libcudnn that the frontend loaded, for the C API's own version queries."""
+    cudnn()
+    return ctypes.CDLL("libcudnn.so.9", mode=os.RTLD_NOLOAD)
+
+
+# ---------------------------------------------------------------- reading a declared graph
+
+
+def is_graph(value: Any) -> bool:
+    """Whether `value` is a frontend graph."""
+    return isinstance(value, cudnn().pygraph)
+
+
+def is_planned(graph: Any) -> bool:
+    """Whether plans were already made for the graph."""
+    return bool(graph._planning_done or graph._is_built)
+
+
+def is_validated(graph: Any) -> bool:
+    """Whether `validate()` or a lowering already ran: then the declaration is no longer what the caller wrote."""
+    return bool(graph._is_validated or graph._lowered_graph is not None or graph._frozen)
+
+
+def tensors(graph: Any) -> list[Any]:
+    """Every tensor, by ascending uid (`graph.tensors` leaves out those whose names are not unique)."""
+    by_uid: Mapping[int, Any] = graph._tensor_by_uid
+    return [by_uid[uid] for uid in sorted(by_uid)]
+
+
+def nodes(graph: Any) -> Sequence[Any]:
+    """The operations in order, without a copy."""
+    return graph._nodes  # type: ignore[no-any-return]
+
+
+def arguments(graph: Any) -> dict[str, Any]:
+    """What the constructor was given and the lowering will use, without the handle."""
+    context = graph._context
+    return {
+        "io_data_type": context.io_data_type,
+        "intermediate_data_type": context.intermediate_data_type,
+        "compute_data_type": context.compute_data_type,
+        "is_cuda_graph_replay_expected": graph.is_cuda_graph_replay_expected,
+        **graph._cpp_graph_kwargs,
+    }
+
+
+def handle_of(graph: Any) -> Any:
+    """The handle that the graph was made with, or None."""
+    return graph._handle
+
+
+def library_type(data_type: Any) -> Any:
+    """cuDNN's own data type for a framework's, as the frontend converts it."""
+    return cudnn().datatypes._library_type(data_type)
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What the caller excluded before planning."""
+
+    deselected_engines: tuple[str, ...]
+    workspace_limit: int | None
+    notes: tuple[tuple[str, Any, bool], ...]
+
+
+def filters(graph: Any) -> Filters:
+    """The filters set so far."""
+    return Filters(tuple(graph._barred_names), graph._workspace_limit, tuple(graph._note_filters))
+
+
+# ---------------------------------------------------------------- reading a built graph
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One entry of a plan list: engine id, knobs by number, its name, its place in the backend's own list."""
+
+    name: str
+    engine: int
+    knobs: dict[int, int]
+    backend_index: int | None
+
+
+@dataclass(frozen=True)
+class PlanList:
+    """The ranked plans of a built graph and which one was chosen."""
+
+    plans: tuple[Plan, ...]
+    selected: int
+
+    @property
+    def chosen(self) -> Plan:
+        """The plan that runs."""
+        return self.plans[self.selected]
+
+
+def chosen_kind(graph: Any) -> str:
+    """`backend`, `python` (one of the frontend's Python engines) or `delegated` (no engine and knobs to tell)."""
+    if graph.selected_engine is not None:
+        return "python"
+    return "delegated" if graph._plans[graph._plan_index].cpp_index is None else "backend"
+
+
+def plan_list(graph: Any) -> PlanList:
+    """The plan list of a built graph."""
+    found = []
+    for index, config in enumerate(graph._plans):
+        # A delegating entry (heur_mode.OPENSOURCE) has no engine and knobs; it keeps its place in the list.
+        engine, knobs = graph.get_engine_and_knobs_at_index(index) if config.engine_id >= 0 else (config.engine_id, {})
+        numbered = {int(knob): int(value) for knob, value in knobs.items()}
+        found.append(Plan(graph.get_plan_name_at_index(index), int(engine), numbered, config.cpp_index))
+    return PlanList(tuple(found), int(graph._plan_index))
+
+
+# ---------------------------------------------------------------- serving a loaded plan
+
+
+def load(graph: Any, blob: bytes, device_property: Any) -> Any:
+    """A container with the plan in `blob`, made as the frontend would make it for `graph`.
+
+    Args:
+        graph: the graph that the plan is for; gives name, handle, kernel cache and retention.
+        blob: what `serialize` gave.
+        device_property: cuDNN's device descriptor, or None to load with the graph's handle.
+
+    Raises whatever the frontend raises: RuntimeError or cudnnGraphNotSupportedError.
+    """
+    given = graph._cpp_graph_kwargs
+    kept = {name: given[name] for name in ("name", "kernel_cache", "cuda_graph_retention") if name in given}
+    if device_property is not None:
+        kept["device_property"] = device_property
+    else:
+        kept["handle"] = graph._handle
+    container = cudnn().pygraph(**kept)
+    container.deserialize(blob)
+    return container._lowered_graph
+
+
+# Answered by a loaded container as by a built graph. Bound once: execute must cost what it costs without us.
+_PASSED_ON = (
+    "_execute",
+    "_execute_ordered",
+    "_execute_ordered_pack",
+    "_execute_with_raw_ptrs",
+    "_get_variant_pack_uids_sorted",
+    "_prepare_variant_pack_template",
+    "get_behavior_notes",
+    "get_cuda_graph_retention",
+    "get_workspace_size",
+    "populate_cuda_graph",
+    "serialize",
+    "update_cuda_graph",
+)
+# The served plan's place in the backend's list: the container's only plan is its candidate, which the
+# frontend addresses as -1.
+_CANDIDATE = -1
+_FILTERS = ("_barred_names", "_workspace_limit", "_note_filters")
+
+
+class LoadedPlan:
+    """Stands where the frontend keeps the lowered graph of a graph that was served from the cache."""
+
+    def __init__(self, graph: Any, container: Any, plans: PlanList, plan_again: Callable[[Any], None]) -> None:
+        # Weak: a cycle would leave the plan to the garbage collector, which may run while a stream captures.
+        self._graph = weakref.ref(graph)
+        self._plans = plans
+        self._plan_again = plan_again
+        self._declared = {name: _copied(value) for name, value in vars(graph).items()}
+        self._tensors: list[tuple[Any, Any, Any, Any]] = []
+        self._container = container
+        for name in _PASSED_ON:
+            setattr(self, name, getattr(container, name))
+
+    def infer(self, inferred: Sequence[Sequence[Any]]) -> None:
+        """Write the stored results of inference into the graph's tensors: (uid, dim, stride, data type)."""
+        graph = self._graph()
+        types = cudnn().data_type
+        by_uid = graph._tensor_by_uid  # type: ignore[union-attr]
+        for uid, dim, stride, data_type in inferred:
+            tensor = by_uid[uid]
+            self._tensors.append((tensor, tensor.dim, tensor.stride, tensor.data_type))
+            tensor.dim, tensor.stride = tuple(dim), tuple(stride)
+            if data_type is not None:
+                tensor.data_type = getattr(types, data_type)
+
+    # What the frontend asks by index. -1 is the served plan; any other one is not here.
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        if index == _CANDIDATE:
+            return self._plans.chosen.name
+        return next(plan.name for plan in self._plans.plans if plan.backend_index == index)
+
+    def build_plan_at_index(self, index: int) -> None:
+        if index != _CANDIDATE:
+            self.replace().build_plan_at_index(index)
+
+    def get_workspace_size_plan_at_index(self, index: int, *args: Any) -> Any:
+        if index == _CANDIDATE:
+            return self._container.get_workspace_size(*args)
+        return self.replace().get_workspace_size_plan_at_index(index, *args)
+
+    def get_behavior_notes_for_plan_at_index(self, index: int) -> Any:
+        if index == _CANDIDATE:
+            return self._container.get_behavior_notes()
+        return self.replace().get_behavior_notes_for_plan_at_index(index)
+
+    def _execute_plan_at_index(self, pack: Any, workspace: int, index: int, *args: Any) -> None:
+        # Only with overrides; without them the frontend calls _execute_with_raw_ptrs.
+        if index != _CANDIDATE:
+            return self.replace()._execute_plan_at_index(pack, workspace, index, *args)  # type: ignore[no-any-return]
+        return self._container._execute(pack, workspace, *args)  # type: ignore[no-any-return]
+
+    def check_support(self) -> None:
+        """A plan that was built is supported."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what is not above: public names of the lowered graph, and get_execution_plan_count, which
+        # the frontend asks only before it adds plans.
+        if name.startswith("__") or not hasattr(type(vars(self).get("_container")), name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self.replace(), name)(*args, **kwargs)
+
+        return planned
+
+    def __repr__(self) -> str:
+        # The built graph's repr is its JSON dump. A debugger must not start a build: say what this is.
+        return f"<plan {self._plans.chosen.name!r} loaded by plancache>"
+
+    def replace(self) -> Any:
+        """Plan the graph really and give its lowered graph. If that fails the graph is served as before."""
+        graph = self._graph()
+        if graph is None:
+            raise ReferenceError("the graph of this plan is gone")
+        served = dict(vars(graph))
+        if served["_lowered_graph"] is not self:
+            return served["_lowered_graph"]  # another call was first
+        inferred = [(tensor, tensor.dim, tensor.stride, tensor.data_type) for tensor, *_ in self._tensors]
+        vars(graph).clear()
+        vars(graph).update({name: _copied(value) for name, value in self._declared.items()})
+        _restore(self._tensors)
+        try:
+            self._plan_again(graph)
+        except BaseException:
+            vars(graph).clear()
+            vars(graph).update(served)
+            _restore(inferred)
+            raise
+        # What the caller chose since, except the plan itself where nothing was chosen.
+        later = {name: served[name] for name in (*_FILTERS, "_plan_pinned", "_is_built")}
+        vars(graph).update(later)
+        if len(graph._plans) == len(self._plans.plans):
+            graph._plan_index = served["_plan_index"]
+        return graph._lowered_graph
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if type(value) in (dict, list, set) else value
+
+
+def _restore(attributes: Sequence[tuple[Any, Any, Any, Any]]) -> None:
+    for tensor, dim, stride, data_type in attributes:
+        tensor.dim, tensor.stride, tensor.data_type = dim, stride, data_type
+
+
+def serve(
+    graph: Any,
+    container: Any,
+    plans: PlanList,
+    inferred: Sequence[Sequence[Any]],
+    plan_again: Callable[[Any], None],
+) -> None:
+    """Make `graph` answer and execute as if it had been built, with the plan that `container` holds.
+
+    Args:
+        graph: the caller's graph, declared and not validated.
+        container: what `load` gave.
+        plans: the plan list of the graph that the plan was built from.
+        inferred: (uid, dim, stride, data type name or None) of every tensor that building changed.
+        plan_again: builds the graph as it was built then; called if a question needs a really planned graph.
+    """
+    loaded = LoadedPlan(graph, container, plans, plan_again)
+    loaded.infer(inferred)
+    graph._plans = [_config(plan, index == plans.selected) for index, plan in enumerate(plans.plans)]
+    graph._planning_done = graph._is_validated = graph._is_built = True
+    graph._cpp_bog_done = graph._cpp_plans_created = True
+    graph._plan_index = plans.selected
+    graph._freeze()
+    graph._lowered_graph = loaded
+    # The frontend hands the index to C++ on its way to the kernel, where only the candidate is known.
+    graph.execute_plan_at_index = _ExecutePlanAtIndex(loaded, plans.selected)
+
+
+def _config(plan: Plan, selected: bool) -> Any:
+    from cudnn.engines.base import PlanConfig
+    from cudnn.engines.engine_ids import is_python_engine
+
+    if is_python_engine(plan.engine):
+        return _python_config(PlanConfig, plan)
+    knob = cudnn().knob_type
+    knobs = {knob(number): value for number, value in plan.knobs.items()}
+    return PlanConfig(plan.engine, knobs, cpp_index=_CANDIDATE if selected else plan.backend_index)
+
+
+def _python_config(base: Any, plan: Plan) -> Any:
+    """A Python engine's entry whose native knobs are made when asked for: making them imports the engine."""
+
+    class StoredPythonPlan(base):  # type: ignore[misc]
+        @property
+        def knobs(self) -> Any:
+            from cudnn.engines import manifest
+
+            knob = cudnn().knob_type
+            public = {knob(number): value for number, value in plan.knobs.items()}
+            return manifest.engine_for_id(plan.engine).knobs_from_public(public)
+
+    config: Any = object.__new__(StoredPythonPlan)
+    config.__dict__.update(engine_id=plan.engine, cpp_index=None, mode=None)
+    return config
+
+
+class _ExecutePlanAtIndex:
+    """`execute_plan_at_index` of a served graph: for another plan than the served one, plan really first."""
+
+    def __init__(self, loaded: LoadedPlan, selected: int) -> None:
+        self._loaded = loaded
+        self._selected = selected
+
+    def __call__(self, tensors: Any, workspace: Any = None, index: int = 0, *args: Any, **kwargs: Any) -> Any:
+        graph = self._loaded._graph()
+        if index != self._selected and isinstance(index, int) and 0 <= index < len(graph._plans):  # type: ignore[union-attr]
+            self._loaded.replace()
+        return cudnn().pygraph.execute_plan_at_index(graph, tensors, workspace, index, *args, **kwargs)

@@ -1,0 +1,151 @@
+"""A graph, as it was declared, as a canonical document.
+
+Everything that reaches cuDNN is in it: nodes in order with every parameter, tensors with every attribute, and
+the constructor's arguments. Left out are names (labels), whether a uid was chosen or given, the handle, the
+device and the kernel cache itself (that there is one counts). A field that a newer frontend adds to its tensors
+is taken in by itself. A value that has no exact encoding, such as a callback, makes the graph not keyable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plancache.cudnn import frontend
+from plancache.cudnn.device import Device
+from plancache.errors import DeviceError
+from plancache.keys import BuildSpec, Document
+
+# Of a tensor: labels and process-local things.
+_TENSOR_LEFT_OUT = frozenset({"name", "owner", "uid_assigned", "ragged_offset"})
+# Of the constructor: labels, and what is the row's device and route instead.
+_ARGUMENTS_LEFT_OUT = frozenset({"name", "handle", "device_property", "sm_version"})
+_PLAIN = frozenset({type(None), bool, float, str})
+_BIG = 2**63
+
+
+class NotKeyableError(Exception):
+    """A value has no exact encoding; the text says where and what."""
+
+
+def document(graph: Any, device: Device) -> Document:
+    """The canonical document of a declared graph.
+
+    Args:
+        graph: a graph that was not validated yet.
+        device: what it will be built for; decides whether `sm_count` says anything.
+
+    Raises:
+        NotKeyableError: the graph holds a value that has no exact encoding.
+        DeviceError: the graph's `sm_version` contradicts the device.
+    """
+    return {
+        "arguments": _arguments(frontend.arguments(graph), device),
+        "tensors": [_tensor(tensor) for tensor in frontend.tensors(graph)],
+        "nodes": [_node(node) for node in frontend.nodes(graph)],
+    }
+
+
+def build_spec(graph: Any, heuristics: Any, policy: Any) -> BuildSpec:
+    """How the plan of `graph` will be chosen. `heuristics` None is the frontend's default list."""
+    modes = heuristics if heuristics else _default_modes()
+    filters = frontend.filters(graph)
+    return BuildSpec(
+        heuristics=tuple(mode.name for mode in modes),
+        policy="HEURISTICS_CHOICE" if policy is None else policy.name,
+        deselected_engines=filters.deselected_engines,
+        workspace_limit=filters.workspace_limit,
+        notes=tuple((kind, note.name, keep) for kind, note, keep in filters.notes),
+    )
+
+
+def _default_modes() -> list[Any]:
+    modes = frontend.cudnn().heur_mode
+    return [modes.A, modes.FALLBACK]
+
+
+def _arguments(given: Mapping[str, Any], device: Device) -> dict[str, Any]:
+    version = given.get("sm_version")
+    if version is not None and version != device.sm_version:
+        raise DeviceError(
+            "the graph's sm_version is not its device's",
+            field="sm_version",
+            found=version,
+            expected=f"{device.sm_version} ({device.name})",
+            todo="Leave sm_version out, or take the device's deviceVer. cuDNN itself ignores a wrong one silently.",
+        )
+    kept = {}
+    for name in sorted(given):
+        value = given[name]
+        if name in _ARGUMENTS_LEFT_OUT or (name == "sm_count" and value == device.sm_count):
+            continue
+        if name == "kernel_cache":
+            value = True
+        elif name == "cuda_graph_retention":
+            continue  # how captures are kept at run time: no part of the plan, and given to the container anew
+        elif name.endswith("_data_type"):
+            value = _data_type(value)
+        kept[name] = _encoded(value, name)
+    return kept
+
+
+def _tensor(tensor: Any) -> dict[str, Any]:
+    ragged = tensor.ragged_offset
+    fields = vars(tensor)
+    kept: dict[str, Any] = {"ragged_offset": None if ragged is None else ragged.uid}
+    for name in sorted(fields):
+        if name in _TENSOR_LEFT_OUT:
+            continue
+        value = fields[name]
+        kind = type(value)
+        if name == "data_type":
+            value = _data_type(value)
+        if kind in _PLAIN:
+            kept[name] = value
+        elif kind is list or kind is tuple:
+            kept[name] = [_encoded(item, name) for item in value]
+        else:
+            kept[name] = _encoded(value, f"tensor {tensor.name!r}, {name}")
+    return kept
+
+
+def _node(node: Any) -> dict[str, Any]:
+    params = node.params
+    return {
+        "type": node.node_type.name,
+        "compute_data_type": _encoded(_data_type(node.compute_data_type), "compute_data_type"),
+        "inputs": {port: tensor.uid for port, tensor in sorted(node.inputs.items())},
+        "outputs": {port: tensor.uid for port, tensor in sorted(node.outputs.items())},
+        "params": {name: _encoded(params[name], f"node {node.name!r}, {name}") for name in sorted(params)},
+    }
+
+
+def _data_type(value: Any) -> Any:
+    # A framework's data type says the same as cuDNN's own, which is what the frontend lowers it to.
+    if value is None or hasattr(type(value), "__members__"):
+        return value
+    try:
+        return frontend.library_type(value)
+    except Exception as error:
+        raise NotKeyableError(f"data type {value!r}: {error}") from error
+
+
+def _encoded(value: Any, where: str) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        return value if -_BIG <= value < _BIG else {"integer": str(value)}
+    if hasattr(kind, "__members__"):
+        return {"enum": f"{kind.__name__}.{value.name}"}
+    if kind in (list, tuple):
+        return [_encoded(item, where) for item in value]
+    if kind is dict:
+        if not all(isinstance(name, str) for name in value):
+            raise NotKeyableError(f"{where}: a dict with keys that are not strings")
+        return {"dict": {name: _encoded(value[name], where) for name in sorted(value)}}
+    if kind is slice:
+        return {"slice": [_encoded(part, where) for part in (value.start, value.stop, value.step)]}
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return _encoded(value.item(), where)
+    raise NotKeyableError(f"{where}: a {kind.__module__}.{kind.__qualname__} has no exact encoding")

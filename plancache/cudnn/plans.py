@@ -1,0 +1,171 @@
+"""Build a graph, keep its plan, load it again: the routes, and what goes with a plan besides cuDNN's blob."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from plancache.cudnn import device as devices
+from plancache.cudnn import environment, frontend, graph
+from plancache.cudnn.device import Device
+from plancache.errors import DeviceError, LibraryError
+from plancache.keys import PlanKey
+
+
+class Route(StrEnum):
+    """How a plan is built and loaded. cuDNN gives wrong results or hangs where the two are mixed."""
+
+    NATIVE = "native"
+    DEVICELESS = "deviceless"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A declared graph, how it is to be built, and the key of the plan that this gives."""
+
+    graph: Any
+    key: PlanKey
+    route: Route
+    device: Device
+    heuristics: Any
+    policy: Any
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """A built graph's plan, as it is stored."""
+
+    plans: frontend.PlanList
+    inferred: list[list[Any]]
+    workspace: int
+    blob: bytes
+    seconds: float
+
+
+class UnknownEnvironmentError(Exception):
+    """The device or the libraries could not be identified: neither store nor match."""
+
+
+def request(declared: Any, heuristics: Any = None, policy: Any = None) -> Request:
+    """The request of a declared graph.
+
+    Raises:
+        NotKeyableError: the graph holds a value that has no exact encoding.
+        UnknownEnvironmentError: the device or the libraries could not be identified.
+        DeviceError: the graph contradicts its own device.
+    """
+    route, device = _device_of(declared)
+    try:
+        libraries = environment.document()
+    except (LibraryError, OSError) as error:
+        raise UnknownEnvironmentError(str(error)) from error
+    spec = graph.build_spec(declared, heuristics, policy)
+    key = PlanKey.of(graph.document(declared, device), device.document, libraries, spec.document())
+    return Request(declared, key, route, device, heuristics, policy)
+
+
+def _device_of(declared: Any) -> tuple[Route, Device]:
+    handle = frontend.handle_of(declared)
+    described = frontend.arguments(declared).get("device_property")
+    try:
+        # With both, the frontend lowers with the handle and loading behaves like loading with it (measured).
+        if handle is not None:
+            return Route.NATIVE, devices.live(handle.device.ordinal)
+        if described is not None:
+            return Route.DEVICELESS, devices.of_native(described)
+        return Route.NATIVE, devices.live(None)
+    except (DeviceError, LibraryError) as error:
+        raise UnknownEnvironmentError(str(error)) from error
+
+
+def run_build(declared: Any, heuristics: Any, policy: Any) -> None:
+    """Build as the caller would have; whatever the frontend raises is the caller's."""
+    if policy is None:
+        declared.build(heuristics)
+        return
+    declared.validate()
+    declared.build_operation_graph()
+    declared.create_execution_plans(heuristics)
+    declared.check_support()
+    declared.build_plans(policy)
+
+
+def build(wanted: Request) -> BuiltPlan | str:
+    """Build the request's graph; its plan, or the kind of plan that is not stored (`python`, `delegated`)."""
+    declared = wanted.graph
+    before = {tensor.uid: _attributes(tensor) for tensor in frontend.tensors(declared)}
+    started = time.perf_counter()
+    run_build(declared, wanted.heuristics, wanted.policy)
+    seconds = time.perf_counter() - started
+    kind = frontend.chosen_kind(declared)
+    if kind != "backend":
+        return kind
+    inferred = []
+    for tensor in frontend.tensors(declared):
+        now = _attributes(tensor)
+        if now != before.get(tensor.uid):
+            inferred.append([tensor.uid, *now])
+    return BuiltPlan(
+        plans=frontend.plan_list(declared),
+        inferred=inferred,
+        workspace=int(declared.get_workspace_size()),
+        blob=declared.serialize(as_bytes=True),
+        seconds=seconds,
+    )
+
+
+def _attributes(tensor: Any) -> tuple[list[int], list[int], str | None]:
+    data_type = tensor.get_data_type()
+    return list(tensor.dim), list(tensor.stride), None if data_type is None else data_type.name
+
+
+def load(wanted: Request, route: Route, plan: Mapping[str, Any], blob: bytes) -> None:
+    """Make the request's graph executable from a stored plan: `described(plan)` and its blob.
+
+    `route` is the stored plan's. Raises whatever cuDNN raises when it does not take the blob; the graph is then
+    as it was.
+    """
+    described = wanted.device.native if route is Route.DEVICELESS else None
+    container = frontend.load(wanted.graph, blob, described)
+    heuristics, policy = wanted.heuristics, wanted.policy
+    frontend.serve(
+        wanted.graph,
+        container,
+        _plan_list(plan),
+        plan["inferred"],
+        lambda again: run_build(again, heuristics, policy),
+    )
+
+
+def described(plan: BuiltPlan) -> dict[str, Any]:
+    """What is stored beside the blob, as plain data."""
+    listed = [
+        [one.name, one.engine, [[knob, value] for knob, value in one.knobs.items()], one.backend_index]
+        for one in plan.plans.plans
+    ]
+    return {
+        "plans": listed,
+        "selected": plan.plans.selected,
+        "inferred": plan.inferred,
+        "workspace": plan.workspace,
+        "seconds": plan.seconds,
+    }
+
+
+def _plan_list(plan: Mapping[str, Any]) -> frontend.PlanList:
+    listed = tuple(frontend.Plan(name, engine, dict(knobs), index) for name, engine, knobs, index in plan["plans"])
+    return frontend.PlanList(listed, plan["selected"])
+
+
+# Parts of messages with which a load fails for the sake of the process or the GPU, not of the plan: such a plan
+# is good for others, and must not be set aside.
+_NOT_THE_PLAN = ("cuda", "alloc", "memory", "sublibrary", "internal_error", "nvrtc", "not_initialized")
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a failed load says that the plan itself is unfit."""
+    text = str(error).lower()
+    return not any(part in text for part in _NOT_THE_PLAN)

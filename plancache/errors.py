@@ -1,0 +1,76 @@
+"""Every error that plancache raises on purpose. Each says what was found, what was expected and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PlanCacheError(Exception):
+    """Base of all errors of plancache.
+
+    Args:
+        what: what went wrong, in one clause.
+        found: what was there, if anything.
+        expected: what should have been there.
+        todo: what the reader can do about it.
+
+    The arguments stay readable as attributes of the same names.
+    """
+
+    def __init__(self, what: str, *, found: Any = None, expected: Any = None, todo: str | None = None) -> None:
+        self.what = what
+        self.found = found
+        self.expected = expected
+        self.todo = todo
+        parts = [what]
+        if found is not None:
+            parts.append(f"found {found}")
+        if expected is not None:
+            parts.append(f"expected {expected}")
+        text = "; ".join(parts)
+        super().__init__(f"{text}. {todo}" if todo else text)
+
+
+class LibraryError(PlanCacheError):
+    """A library that plancache stands on is missing, foreign or too old: cuDNN, its frontend, a driver, a compiler."""
+
+
+class DeviceError(PlanCacheError):
+    """Device properties that cannot be used; `field` names the one at fault, where there is one."""
+
+    def __init__(self, what: str, *, field: str | None = None, **facts: Any) -> None:
+        super().__init__(what, **facts)
+        self.field = field
+
+
+class BuilderError(PlanCacheError):
+    """A graph builder returned something that cannot be made ready: no graph, two graphs, a graph already planned."""
+
+
+class SettingsError(PlanCacheError):
+    """An environment variable or argument has a value that is not allowed; `name` says which one."""
+
+    def __init__(self, what: str, *, name: str, **facts: Any) -> None:
+        super().__init__(what, **facts)
+        self.name = name
+
+
+class StoreError(PlanCacheError):
+    """The cache directory cannot be used; `path` says which one. While a job runs it is a warning, never raised."""
+
+    def __init__(self, what: str, *, path: Any = None, **facts: Any) -> None:
+        super().__init__(what, **facts)
+        self.path = path
+
+
+class RecordError(PlanCacheError):
+    """A stored record is damaged, or is not the record that was asked for. To a lookup it is a miss, never raised."""
+
+
+class MissError(PlanCacheError):
+    """`PLANCACHE_MODE=require-hit` and a plan was not in the cache; `key` and `reason` say which and why."""
+
+    def __init__(self, what: str, *, key: Any = None, reason: Any = None, **facts: Any) -> None:
+        super().__init__(what, **facts)
+        self.key = key
+        self.reason = reason

@@ -1,0 +1,89 @@
+"""The key of a plan: graph, device, environment and build, each a SHA-256 of a canonical document.
+
+Pure: nothing here knows cuDNN or the disk. A document is made of None, bool, int, float, str, list and dict
+with string keys. Two documents are the same exactly if their msgpack encodings are: an int is not a float, a
+float keeps all its bits, and the order of a dict's entries counts, so whoever makes a document writes its
+fields in one fixed order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import msgpack
+
+Document = Mapping[str, Any]
+# Part of every graph hash: raised when the meaning of a document changes, so that no older row can match.
+FORMAT = 1
+
+
+def pack(document: Any) -> bytes:
+    """The canonical bytes of a document."""
+    return msgpack.packb(document, use_bin_type=True)  # type: ignore[no-any-return]
+
+
+def digest(document: Any) -> str:
+    """The SHA-256 of a document, in hex."""
+    return hashlib.sha256(pack(document)).hexdigest()
+
+
+@dataclass(frozen=True)
+class PlanKey:
+    """What a stored plan is filed under. Comparable and hashable by its four hashes; `str()` is one short name.
+
+    The documents are kept beside the hashes so that two keys can be told apart in words; they do not take part
+    in comparisons.
+    """
+
+    graph: str
+    device: str
+    environment: str
+    build: str
+    documents: Mapping[str, Document] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, graph: Document, device: Document, environment: Document, build: Document) -> PlanKey:
+        """The key of four documents."""
+        documents = {"graph": graph, "device": device, "environment": environment, "build": build}
+        return cls(digest([FORMAT, graph]), digest(device), digest(environment), digest(build), documents)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over the four hashes: the key's name on disk."""
+        return hashlib.sha256(f"{self.graph}{self.device}{self.environment}{self.build}".encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return self.hash[:16]
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """How a plan is chosen: part of the key, since another choice is another plan.
+
+    Attributes:
+        heuristics: the modes in order, by name (`A`, `B`, `FALLBACK`, `OPENSOURCE`).
+        policy: `HEURISTICS_CHOICE` or `ALL`.
+        deselected_engines: name parts given to `deselect_engines`.
+        workspace_limit: bytes, as given to `deselect_workspace_greater_than`.
+        notes: the note filters in order, each (kind, note, keep).
+    """
+
+    heuristics: Sequence[str]
+    policy: str = "HEURISTICS_CHOICE"
+    deselected_engines: Sequence[str] = ()
+    workspace_limit: int | None = None
+    notes: Sequence[tuple[str, str, bool]] = ()
+
+    def document(self) -> Document:
+        """The canonical document; the order of `deselect_engines` calls makes no difference to cuDNN, nor here."""
+        return {
+            "heuristics": list(self.heuristics),
+            "policy": self.policy,
+            "deselected_engines": sorted(self.deselected_engines),
+            "workspace_limit": self.workspace_limit,
+            "notes": [list(note) for note in self.notes],
+        }

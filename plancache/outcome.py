@@ -1,0 +1,68 @@
+"""What a lookup or a build came to: values, not exceptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plancache.keys import PlanKey
+
+
+class Source(StrEnum):
+    """Where a plan came from."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    LAYER = "layer"
+    BUILT = "built"
+    BYPASSED = "bypassed"
+    MISS = "miss"
+
+
+class Reason(StrEnum):
+    """Why. One enumeration for hits, misses and bypasses, so that they can be counted."""
+
+    FOUND = "found"
+    ABSENT = "no entry"
+    DAMAGED = "the stored record is damaged"
+    REFUSED = "cuDNN refused the stored plan"
+    FAULT = "loading failed for a reason that is not the plan's"
+    NEWER_DRIVER = "the stored plan is for a newer driver"
+    NEWER_FRONTEND = "the stored plan was written by a newer frontend"
+    STORE_FAULT = "the cache could not be read"
+    OFF = "plancache is switched off"
+    VALIDATED = "the graph was validated before plancache saw it"
+    NOT_KEYABLE = "the graph holds a value that has no exact encoding"
+    UNKNOWN_ENVIRONMENT = "the device or the libraries could not be identified"
+    PYTHON_ENGINE = "python engine"
+    DELEGATED = "the backend chose among plans that it does not show"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer of `PlanCache.build` and `lookup`.
+
+    Attributes:
+        source: where the plan came from.
+        reason: why; for a built plan, why it was not found.
+        key: the key it was looked up under; None where the graph could not be keyed.
+        seconds: wall time of the call.
+        detail: more about the reason, for people (the value that could not be encoded, the library's message).
+        stored: whether this call wrote the plan to the cache.
+        route: `native` or `deviceless`; None where no plan was loaded or built by plancache.
+    """
+
+    source: Source
+    reason: Reason
+    key: PlanKey | None
+    seconds: float
+    detail: str = ""
+    stored: bool = False
+    route: str | None = None
+
+    @property
+    def hit(self) -> bool:
+        """Whether a stored plan was used."""
+        return self.source in (Source.MEMORY, Source.DISK, Source.LAYER)

@@ -1,0 +1,1 @@
+"""What is on disk. Knows nothing about cuDNN: bytes in, bytes out."""
