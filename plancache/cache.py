@@ -190,7 +190,7 @@ class PlanCache:
         try:
             record = self._store.get(wanted.key.hash, route)
         except StoreError as error:
-            self._warn("read", error)
+            self._warn(error)
             return _Found(Reason.STORE_FAULT, route, detail=str(error))
         if record is None:
             return _Found(Reason.ABSENT, route)
@@ -198,7 +198,7 @@ class PlanCache:
             fields = records.decode(record)
             _check(fields, wanted.key, route)
         except RecordError as error:
-            self._warn("damage", error)
+            self._warn(error)
             return _Found(Reason.DAMAGED, route, record, detail=str(error))
         if fields["driver"] > wanted.device.driver:
             return _Found(Reason.NEWER_DRIVER, route, detail=f"{fields['driver']} > {wanted.device.driver}")
@@ -263,15 +263,15 @@ class PlanCache:
             )
             return self._store.put(row, record, replaces)
         except StoreError as error:
-            self._warn("write", error)
+            self._warn(error)
             return False
 
-    def _warn(self, kind: str, error: Exception) -> None:
+    def _warn(self, error: PlanCacheError) -> None:
         """One line a kind and cache: to the log, since a warning turned into an error would stop the job."""
         with self._lock:
-            if kind in self._warned:
+            if error.what in self._warned:
                 return
-            self._warned.add(kind)
+            self._warned.add(error.what)
         _log.warning("%s (graphs are built as if there were no cache; said once)", error)
 
     def _noted(self, graph: Any, outcome: Outcome) -> Outcome:

@@ -27,7 +27,7 @@ class PlanCacheError(Exception):
             parts.append(f"found {found}")
         if expected is not None:
             parts.append(f"expected {expected}")
-        text = "; ".join(parts)
+        text = "; ".join(parts).rstrip(".")
         super().__init__(f"{text}. {todo}" if todo else text)
 
 

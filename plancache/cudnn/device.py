@@ -247,12 +247,15 @@ def _checked(properties: dict[str, Any], where: str) -> dict[str, Any]:
             raise DeviceError(
                 f"{where} has a wrong value for {name}", field=name, found=repr(full[name]), expected=expected
             )
-    return full
+    return {name: full[name] for name in [*FIELDS, *sorted(set(full) - set(FIELDS))]}
 
 
 def _mistyped(name: str, value: Any) -> str | None:
+    # cuDNN reads 32 bits of every number but the memory size, and refuses larger ones without saying which.
+    limit = 2**63 if name == "totalGlobalMem" else 2**31
+
     def number(item: Any) -> bool:
-        return isinstance(item, int) and not isinstance(item, bool) and item >= 0
+        return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < limit
 
     if name in _TEXTS:
         return None if isinstance(value, str) and value else "a text"

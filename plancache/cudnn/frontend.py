@@ -215,6 +215,12 @@ def plan_list(graph: Any) -> PlanList:
 # ---------------------------------------------------------------- serving a loaded plan
 
 
+def backend_handle(graph: Any) -> int:
+    """The raw handle that a graph made with a handle, or for the default device, runs on."""
+    handle: int = graph._backend_handle_for_lowering({})
+    return handle
+
+
 def load(graph: Any, blob: bytes, device_property: Any) -> Any:
     """A container with the plan in `blob`, made as the frontend would make it for `graph`.
 
@@ -251,6 +257,8 @@ _PASSED_ON = (
     "serialize",
     "update_cuda_graph",
 )
+# Where those that launch kernels take the handle; 0 there means the handle that the container was made with.
+_HANDLE_AT = {"_execute": 2, "_execute_ordered": 8, "_execute_ordered_pack": 2, "_execute_with_raw_ptrs": 3}
 # The served plan's place in the backend's list: the container's only plan is its candidate, which the
 # frontend addresses as -1.
 _CANDIDATE = -1
@@ -260,7 +268,9 @@ _FILTERS = ("_barred_names", "_workspace_limit", "_note_filters")
 class LoadedPlan:
     """Stands where the frontend keeps the lowered graph of a graph that was served from the cache."""
 
-    def __init__(self, graph: Any, container: Any, plans: PlanList, plan_again: Callable[[Any], None]) -> None:
+    def __init__(
+        self, graph: Any, container: Any, plans: PlanList, plan_again: Callable[[Any], None], handle: int | None
+    ) -> None:
         # Weak: a cycle would leave the plan to the garbage collector, which may run while a stream captures.
         self._graph = weakref.ref(graph)
         self._plans = plans
@@ -270,6 +280,9 @@ class LoadedPlan:
         self._container = container
         for name in _PASSED_ON:
             setattr(self, name, getattr(container, name))
+        if handle is not None:
+            for name, place in _HANDLE_AT.items():
+                setattr(self, name, _with_handle(getattr(container, name), place, handle))
 
     def infer(self, inferred: Sequence[Sequence[Any]]) -> None:
         """Write the stored results of inference into the graph's tensors: (uid, dim, stride, data type)."""
@@ -308,7 +321,7 @@ class LoadedPlan:
         # Only with overrides; without them the frontend calls _execute_with_raw_ptrs.
         if index != _CANDIDATE:
             return self.replace()._execute_plan_at_index(pack, workspace, index, *args)  # type: ignore[no-any-return]
-        return self._container._execute(pack, workspace, *args)  # type: ignore[no-any-return]
+        return self._execute(pack, workspace, *args)  # type: ignore[no-any-return]
 
     def check_support(self) -> None:
         """A plan that was built is supported."""
@@ -355,6 +368,13 @@ class LoadedPlan:
         return graph._lowered_graph
 
 
+def _with_handle(function: Callable[..., Any], place: int, handle: int) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return function(*args[:place], args[place] or handle, *args[place + 1 :])
+
+    return call
+
+
 def _copied(value: Any) -> Any:
     return value.copy() if type(value) in (dict, list, set) else value
 
@@ -370,6 +390,7 @@ def serve(
     plans: PlanList,
     inferred: Sequence[Sequence[Any]],
     plan_again: Callable[[Any], None],
+    handle: int | None = None,
 ) -> None:
     """Make `graph` answer and execute as if it had been built, with the plan that `container` holds.
 
@@ -379,8 +400,9 @@ def serve(
         plans: the plan list of the graph that the plan was built from.
         inferred: (uid, dim, stride, data type name or None) of every tensor that building changed.
         plan_again: builds the graph as it was built then; called if a question needs a really planned graph.
+        handle: the raw handle to launch with where the caller gives none, for a container that has none.
     """
-    loaded = LoadedPlan(graph, container, plans, plan_again)
+    loaded = LoadedPlan(graph, container, plans, plan_again, handle)
     loaded.infer(inferred)
     graph._plans = [_config(plan, index == plans.selected) for index, plan in enumerate(plans.plans)]
     graph._planning_done = graph._is_validated = graph._is_built = True

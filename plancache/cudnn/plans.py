@@ -137,6 +137,8 @@ def load(wanted: Request, route: Route, plan: Mapping[str, Any], blob: bytes) ->
         _plan_list(plan),
         plan["inferred"],
         lambda again: run_build(again, heuristics, policy),
+        # The caller's graph has a handle of its own, which a deviceless container lacks.
+        frontend.backend_handle(wanted.graph) if route is not wanted.route else None,
     )
 
 

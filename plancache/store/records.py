@@ -41,7 +41,9 @@ def decode(record: bytes) -> dict[str, Any]:
     if record[: len(MAGIC)] != MAGIC:
         raise RecordError("this is no plancache record", found=record[:8], expected=_PREFIX)
     if record[: len(_PREFIX)] != _PREFIX:
-        raise RecordError("a record of another version", found=record[len(MAGIC)], expected=VERSION)
+        raise RecordError(
+            "a record of another version", found=record[len(MAGIC) : len(_PREFIX)], expected=bytes([VERSION])
+        )
     body = record[_BODY:]
     digest = hashlib.sha256(_PREFIX)
     digest.update(body)

@@ -1,0 +1,51 @@
+"""Small graphs that the tests declare; each builds for an H200 in about half a second, with no GPU."""
+
+import cudnn
+
+import plancache
+
+HALF, FLOAT = cudnn.data_type.HALF, cudnn.data_type.FLOAT
+
+
+def new(handle=None, **kwargs):
+    types = {"io_data_type": HALF, "intermediate_data_type": FLOAT, "compute_data_type": FLOAT}
+    return plancache.pygraph(handle=handle, **{**types, **kwargs})
+
+
+def matmul(handle=None, m=64, **kwargs):
+    """relu(a @ b): [1, m, 64] x [1, 64, 128]."""
+    graph = new(handle, **kwargs)
+    a = graph.tensor(dim=[1, m, 64], stride=[m * 64, 64, 1], name="a")
+    b = graph.tensor(dim=[1, 64, 128], stride=[64 * 128, 128, 1], name="b")
+    c = graph.relu(graph.matmul(a, b))
+    c.set_output(True).set_name("c")
+    return graph, (a, b, c)
+
+
+def conv(handle=None, k=64, **kwargs):
+    """relu(conv(x, w)): 8 x 64 x 28 x 28, channels last, 3 x 3."""
+    graph = new(handle, **kwargs)
+    x = graph.tensor(dim=[8, 64, 28, 28], stride=[64 * 28 * 28, 1, 64 * 28, 64], name="x")
+    w = graph.tensor(dim=[k, 64, 3, 3], stride=[64 * 9, 1, 64 * 3, 64], name="w")
+    y = graph.relu(graph.conv_fprop(x, w, padding=[1, 1], stride=[1, 1], dilation=[1, 1]))
+    y.set_output(True)
+    return graph, (x, w, y)
+
+
+def sdpa(handle=None, length=512, **kwargs):
+    """Causal attention: batch 2, 8 heads, `length` tokens, head dimension 128."""
+    graph = new(handle, **kwargs)
+    dim, stride = [2, 8, length, 128], [8 * length * 128, length * 128, 128, 1]
+    q, k, v = (graph.tensor(dim=dim, stride=stride, name=name) for name in "qkv")
+    o, _ = graph.sdpa(q, k, v, attn_scale=0.1, use_causal_mask=True, is_inference=True)
+    o.set_output(True)
+    return graph, (q, k, v, o)
+
+
+def unsupported(handle=None):
+    """A graph that cuDNN has no engine for: a matmul of 64-bit integers."""
+    graph = new(handle, io_data_type=cudnn.data_type.INT64, compute_data_type=cudnn.data_type.INT64)
+    a = graph.tensor(dim=[1, 8, 8], stride=[64, 8, 1])
+    b = graph.tensor(dim=[1, 8, 8], stride=[64, 8, 1])
+    graph.matmul(a, b).set_output(True)
+    return graph, (a, b)
