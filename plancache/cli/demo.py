@@ -117,7 +117,7 @@ def _module(example: str) -> ModuleType:
 
 
 def _label(builder: CachedBuilder, case: tuple[Any, ...]) -> str:
-    return f"{builder.function.__name__}({', '.join(map(str, case))})"
+    return f"{builder.function.__name__}({','.join(map(str, case))})"
 
 
 def _build_all(path: Path, example: str, name: str | None, console: Console) -> list[dict[str, Any]]:

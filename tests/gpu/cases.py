@@ -1,0 +1,94 @@
+"""What the GPU tests run in processes of their own."""
+
+import hashlib
+import time
+
+import cudnn
+import torch
+
+import plancache
+from tests import graphs
+
+
+def buffers(tensors):
+    """Random inputs and an empty output, with the strides that the graph declares."""
+    torch.manual_seed(0)
+    found = {}
+    for tensor in tensors:
+        dim, stride = tensor.get_dim(), tensor.get_stride()
+        span = 1 + sum((d - 1) * s for d, s in zip(dim, stride, strict=True))
+        flat = torch.randn(span, device="cuda", dtype=torch.float32).to(torch.float16)
+        found[tensor] = flat.as_strided(dim, stride)
+    return found
+
+
+def reference(name, inputs):
+    inputs = [value.float() for value in inputs]
+    if name == "matmul":
+        return torch.relu(inputs[0] @ inputs[1])
+    if name == "conv":
+        return torch.relu(torch.nn.functional.conv2d(*inputs, padding=1))
+    return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.1)
+
+
+def run(name, directory, pass_handle=True, mode=None):
+    """Take or build the plan, execute it, compare with float32; prints source, plan, digest and kernel time."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    handle = cudnn.create_handle()
+    with plancache.open(directory, mode=mode) as cache:
+        graph, tensors = getattr(graphs, name)(handle)
+        outcome = cache.build(graph)
+        pack = buffers(tensors)
+        workspace = torch.empty(max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8)
+        execute = lambda: graph.execute(pack, workspace, **({"handle": handle} if pass_handle else {}))  # noqa: E731
+        execute()
+        torch.cuda.synchronize()
+        *inputs, output = pack.values()
+        torch.testing.assert_close(output.float(), reference(name, inputs), atol=3e-2, rtol=2e-2)
+        digest = hashlib.sha256(output.cpu().numpy().tobytes()).hexdigest()[:16]
+        print(
+            outcome.source, outcome.route, graph.get_plan_name_at_index(0), digest, f"{kernel_us(execute, handle):.1f}"
+        )
+        print(f"build {1e3 * outcome.seconds:.1f} ms")
+
+
+def kernel_us(execute, handle, launches=20):
+    """Microseconds of one execute, from a CUDA graph of many."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        cudnn.set_stream(handle, stream.cuda_stream)
+        execute()
+        stream.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=stream):
+            for _ in range(launches):
+                execute()
+        best = float("inf")
+        for _ in range(5):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record(stream)
+            captured.replay()
+            end.record(stream)
+            end.synchronize()
+            best = min(best, 1e3 * start.elapsed_time(end) / launches)
+    return best
+
+
+def fingerprint():
+    """The live device's fingerprint and the one of its JSON, and how long the first took."""
+    plancache.device(0)  # imports, cuInit
+    from plancache.cudnn import device as devices
+
+    devices._live.cache_clear()
+    started = time.perf_counter()
+    live = plancache.device(0).fingerprint
+    micros = 1e6 * (time.perf_counter() - started)
+    print(live)
+    print(plancache.device(plancache.device(0).to_json()).fingerprint)
+    print(f"{micros:.0f}")
+
+
+def fill_ahead(name, directory):
+    """What a host without a GPU would do for this device."""
+    with plancache.target(plancache.device(plancache.device(0).to_json())), plancache.open(directory) as cache:
+        print(cache.build(getattr(graphs, name)()[0]).source)

@@ -1,0 +1,38 @@
+"""On a GPU: a plan that was loaded computes what the built one computed, as fast, by its own route."""
+
+import pytest
+
+NAMES = ("matmul", "conv", "sdpa")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loaded_plan_is_right_bit_equal_and_as_fast_as_the_built_one(on_gpu, tmp_path, name):
+    built, seconds = on_gpu(f"run({name!r}, {str(tmp_path)!r})")
+    loaded, milliseconds = on_gpu(f"run({name!r}, {str(tmp_path)!r})")
+    print(name, built, seconds, loaded, milliseconds, sep=" | ")
+    assert built.startswith("built native")
+    assert loaded.startswith("disk native")
+    assert built.split()[2:4] == loaded.split()[2:4]  # the plan's name, and every bit of the output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_served_graph_runs_on_its_own_handle_where_none_is_given(on_gpu, tmp_path, name):
+    on_gpu(f"run({name!r}, {str(tmp_path)!r}, pass_handle=False)")
+    assert on_gpu(f"run({name!r}, {str(tmp_path)!r}, pass_handle=False)")[0].startswith("disk native")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_deviceless_plan_is_taken_only_when_asked_for_and_is_right(on_gpu, tmp_path, name):
+    assert on_gpu(f"fill_ahead({name!r}, {str(tmp_path)!r})") == ["built"]
+    for pass_handle in (True, False):
+        line, took = on_gpu(f"run({name!r}, {str(tmp_path)!r}, pass_handle={pass_handle}, mode='require-hit')")
+        print(name, line, took, sep=" | ")
+        assert line.startswith("disk deviceless")
+    assert on_gpu(f"run({name!r}, {str(tmp_path)!r})", PLANCACHE_AOT="serve")[0].startswith("disk deviceless")
+    assert on_gpu(f"run({name!r}, {str(tmp_path)!r})")[0].startswith("built native")
+
+
+def test_the_fingerprint_of_a_live_device_is_that_of_its_json_and_takes_no_json(on_gpu):
+    live, described, micros = on_gpu("fingerprint()")
+    print("fingerprint", live, f"{micros} us")
+    assert live == described
