@@ -168,6 +168,14 @@ def filters(graph: Any) -> Filters:
     return Filters(tuple(graph._barred_names), graph._workspace_limit, tuple(graph._note_filters))
 
 
+def assemble(graph: Any, by_uid: Mapping[int, Any], made: Sequence[Any]) -> None:
+    """Put tensors and nodes into an empty graph, as if its methods had declared them."""
+    for uid in sorted(by_uid):
+        graph._register_tensor(by_uid[uid])
+    graph._nodes.extend(made)
+    graph._reserved_uids.update(by_uid)  # so that a tensor that is added later gets a uid of its own
+
+
 # ---------------------------------------------------------------- reading a built graph
 
 

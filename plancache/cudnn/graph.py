@@ -9,6 +9,7 @@ is taken in by itself. A value that has no exact encoding, such as a callback, m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 from plancache.cudnn import frontend
@@ -17,7 +18,9 @@ from plancache.errors import DeviceError
 from plancache.keys import BuildSpec, Document
 
 # Of a tensor: labels and process-local things.
-_TENSOR_LEFT_OUT = frozenset({"name", "owner", "uid_assigned", "ragged_offset"})
+_TENSOR_LEFT_OUT = frozenset({"name", "owner", "uid_assigned"})
+_KNOWN_FIELDS = 17  # the contract test pins them
+_type_documents: dict[Any, Any] = {None: None}
 # Of the constructor: labels, and what is the row's device and route instead.
 _ARGUMENTS_LEFT_OUT = frozenset({"name", "handle", "device_property", "sm_version"})
 _PLAIN = frozenset({type(None), bool, float, str})
@@ -39,11 +42,14 @@ def document(graph: Any, device: Device) -> Document:
         NotKeyableError: the graph holds a value that has no exact encoding.
         DeviceError: the graph's `sm_version` contradicts the device.
     """
-    return {
-        "arguments": _arguments(frontend.arguments(graph), device),
-        "tensors": [_tensor(tensor) for tensor in frontend.tensors(graph)],
-        "nodes": [_node(node) for node in frontend.nodes(graph)],
-    }
+    try:
+        return {
+            "arguments": _arguments(frontend.arguments(graph), device),
+            "tensors": [_tensor(tensor) for tensor in frontend.tensors(graph)],
+            "nodes": [_node(node) for node in frontend.nodes(graph)],
+        }
+    except TypeError as error:  # a dim or stride that is no whole number
+        raise NotKeyableError(str(error)) from error
 
 
 def build_spec(graph: Any, heuristics: Any, policy: Any) -> BuildSpec:
@@ -90,34 +96,56 @@ def _arguments(given: Mapping[str, Any], device: Device) -> dict[str, Any]:
 
 
 def _tensor(tensor: Any) -> dict[str, Any]:
-    ragged = tensor.ragged_offset
-    fields = vars(tensor)
-    kept: dict[str, Any] = {"ragged_offset": None if ragged is None else ragged.uid}
-    for name in sorted(fields):
-        if name in _TENSOR_LEFT_OUT:
-            continue
-        value = fields[name]
-        kind = type(value)
-        if name == "data_type":
-            value = _data_type(value)
-        if kind in _PLAIN:
-            kept[name] = value
-        elif kind is list or kind is tuple:
-            kept[name] = [_encoded(item, name) for item in value]
-        else:
-            kept[name] = _encoded(value, f"tensor {tensor.name!r}, {name}")
-    return kept
+    """A tensor's fields in alphabetical order, with its ragged offset as a uid."""
+    if len(vars(tensor)) != _KNOWN_FIELDS:
+        return _any_tensor(tensor)
+    ragged, value = tensor.ragged_offset, tensor.pass_by_value
+    reordering, scalar = tensor.reordering_type, tensor.scalar_type
+    return {
+        "alignment_value": tensor.alignment_value,
+        "data_type": _type_document(tensor.data_type),
+        "dim": list(map(index, tensor.dim)),
+        "dim_assigned": tensor.dim_assigned,
+        "is_pass_by_value": tensor.is_pass_by_value,
+        "is_virtual": tensor.is_virtual,
+        "pass_by_value": None if value is None else _encoded(value, f"tensor {tensor.name!r}, pass_by_value"),
+        "ragged_offset": None if ragged is None else ragged.uid,
+        "ragged_offset_multiplier": tensor.ragged_offset_multiplier,
+        "reordering_type": None if reordering is None else _encoded(reordering, "reordering_type"),
+        "scalar_type": None if scalar is None else _encoded(scalar, "scalar_type"),
+        "stride": list(map(index, tensor.stride)),
+        "stride_assigned": tensor.stride_assigned,
+        "uid": tensor.uid,
+    }
+
+
+def _any_tensor(tensor: Any) -> dict[str, Any]:
+    """The same for a frontend whose tensors have more fields: whatever they are, they count."""
+    fields = {**vars(tensor), "data_type": _data_type(tensor.data_type)}
+    fields["ragged_offset"] = None if tensor.ragged_offset is None else tensor.ragged_offset.uid
+    kept = sorted(set(fields) - _TENSOR_LEFT_OUT)
+    return {name: _encoded(fields[name], f"tensor {tensor.name!r}, {name}") for name in kept}
 
 
 def _node(node: Any) -> dict[str, Any]:
     params = node.params
     return {
         "type": node.node_type.name,
-        "compute_data_type": _encoded(_data_type(node.compute_data_type), "compute_data_type"),
+        "compute_data_type": _type_document(node.compute_data_type),
         "inputs": {port: tensor.uid for port, tensor in sorted(node.inputs.items())},
         "outputs": {port: tensor.uid for port, tensor in sorted(node.outputs.items())},
         "params": {name: _encoded(params[name], f"node {node.name!r}, {name}") for name in sorted(params)},
     }
+
+
+def _type_document(value: Any) -> Any:
+    try:
+        return _type_documents[value]
+    except (KeyError, TypeError):
+        document = _encoded(_data_type(value), "data_type")
+        if hasattr(type(value), "__members__"):
+            _type_documents[value] = document
+        return document
 
 
 def _data_type(value: Any) -> Any:

@@ -63,7 +63,11 @@ def request(declared: Any, heuristics: Any = None, policy: Any = None) -> Reques
     except (LibraryError, OSError) as error:
         raise UnknownEnvironmentError(str(error)) from error
     spec = graph.build_spec(declared, heuristics, policy)
-    key = PlanKey.of(graph.document(declared, device), device.document, libraries, spec.document())
+    document = graph.document(declared, device)
+    try:
+        key = PlanKey.of(document, device.document, libraries, spec.document())
+    except (TypeError, ValueError, OverflowError) as error:  # a scalar of a kind that msgpack does not write exactly
+        raise graph.NotKeyableError(str(error)) from error
     return Request(declared, key, route, device, heuristics, policy)
 
 
