@@ -4,6 +4,7 @@ CREATE TABLE plans (
     key TEXT NOT NULL,
     route TEXT NOT NULL,
     graph TEXT NOT NULL,
+    topology TEXT NOT NULL,
     device TEXT NOT NULL,
     environment TEXT NOT NULL,
     build TEXT NOT NULL,
@@ -19,3 +20,5 @@ CREATE TABLE plans (
 );
 
 CREATE INDEX plans_by_graph ON plans (graph);
+
+CREATE INDEX plans_by_topology ON plans (topology);

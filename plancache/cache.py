@@ -10,23 +10,29 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from plancache import misses, stored
 from plancache.cudnn import frontend, plans
 from plancache.cudnn.graph import NotKeyableError
-from plancache.cudnn.plans import Request, Route, UnknownEnvironmentError
-from plancache.errors import BuilderError, MissError, PlanCacheError, RecordError, StoreError
-from plancache.keys import PlanKey, pack
+from plancache.cudnn.graph import labels as labels_of
+from plancache.cudnn.plans import Choice, Request, Route, UnknownEnvironmentError
+from plancache.errors import BuilderError, MismatchError, MissError, PlanCacheError, RecordError, StoreError
+from plancache.explain import Explanation
+from plancache.keys import PlanKey
+from plancache.misses import Miss
+from plancache.nearest import nearest
 from plancache.outcome import Outcome, Reason, Source
 from plancache.settings import Settings, check_mode
-from plancache.store import records
 from plancache.store.directory import default_directory
 from plancache.store.interface import Row, Store
 from plancache.store.plans import SqliteStore
 
+Plan = tuple[int, Mapping[Any, int]]
 _log = logging.getLogger("plancache")
 _outcomes: weakref.WeakKeyDictionary[Any, Outcome] = weakref.WeakKeyDictionary()
 
@@ -49,15 +55,27 @@ class PlanCache:
     is one warning in the log `plancache`, and graphs are built as if there were no cache.
     """
 
-    def __init__(self, store: Store, directory: Path, mode: str, serve_ahead_of_time: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        mode: str,
+        serve_ahead_of_time: bool = False,
+        misses_file: Path | None = None,
+    ) -> None:
         self._store = store
         self.directory = directory
         self.mode = mode
         self._serve_ahead_of_time = serve_ahead_of_time or mode == "require-hit"
+        self._misses_file = misses_file
+        self._misses: deque[Miss] = deque(maxlen=64)
+        self._counts: Counter[tuple[Source, Reason]] = Counter()
+        self._reasons: set[Reason] = set()
+        self._proven: set[str] = set()
         self._warned: set[str] = set()
         self._lock = threading.Lock()
 
-    def build(self, graph: Any, heuristics: Any = None, policy: Any = None) -> Outcome:
+    def build(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Outcome:
         """Make a declared graph ready to execute: from the cache, or by building it and storing its plan.
 
         Args:
@@ -65,59 +83,112 @@ class PlanCache:
                 afterwards as a built one.
             heuristics: a list of `cudnn.heur_mode`; None is the frontend's default, A then FALLBACK.
             policy: a `cudnn.build_plan_policy`; None is HEURISTICS_CHOICE.
+            plan: engine id and knobs (`{cudnn.knob_type: int}`) of the plan to build, in place of heuristics.
 
         Raises:
-            BuilderError: `graph` is no graph, or plans were made for it already.
+            BuilderError: `graph` is no graph, or plans were made for it already; or both `heuristics` and `plan`.
             DeviceError: the graph's `sm_version` is not its device's.
             MissError: in mode `require-hit`, if the plan is not in the cache.
+            MismatchError: in mode `check`, if building gives another plan than the stored one.
             And whatever cuDNN raises for a graph that cannot be built, unchanged; nothing is stored then.
 
         Not promised: that the plan is the one that a build would choose today. It is the one that was chosen
         when it was stored, by the same heuristics of the same libraries for the same graph and device.
         """
         started = time.perf_counter()
-        wanted = self._request(graph, heuristics, policy, started)
+        choice = Choice(heuristics, policy, plan)
+        wanted = self._request(graph, choice, started)
         if isinstance(wanted, Outcome):
-            return self._noted(graph, self._bypass(graph, heuristics, policy, wanted, started))
+            return self._noted(graph, self._bypass(graph, choice, wanted, started))
+        if self.mode == "check" and self._first_hit(wanted):
+            return self._noted(graph, self._checked(wanted, started))
         found = self._serve(wanted)
         if found.reason is Reason.FOUND:
             return self._noted(graph, _outcome(Source.DISK, found, wanted.key, started))
+        self._missed(wanted, found)
         if self.mode == "require-hit":
             raise _miss_error(found.reason, found.detail, wanted.key)
         return self._noted(graph, self._build(wanted, found, started))
 
-    def lookup(self, graph: Any, heuristics: Any = None, policy: Any = None) -> Outcome:
+    def lookup(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Outcome:
         """The same as `build`, but on a miss the graph is left as it was and nothing is built."""
         started = time.perf_counter()
-        wanted = self._request(graph, heuristics, policy, started)
+        wanted = self._request(graph, Choice(heuristics, policy, plan), started)
         if isinstance(wanted, Outcome):
             return wanted
         found = self._serve(wanted)
         source = Source.DISK if found.reason is Reason.FOUND else Source.MISS
         return self._noted(graph, _outcome(source, found, wanted.key, started))
 
-    def contains(self, graph: Any, heuristics: Any = None, policy: Any = None) -> bool:
+    def contains(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> bool:
         """Whether `build` would find the plan. Neither loads nor changes the graph.
 
         Not promised: that cuDNN then takes it, or that it is still there a moment later.
         """
-        wanted = self._request(graph, heuristics, policy, time.perf_counter())
+        wanted = self._request(graph, Choice(heuristics, policy, plan), time.perf_counter())
         return not isinstance(wanted, Outcome) and self._find(wanted).reason is Reason.FOUND
 
-    def key(self, graph: Any, heuristics: Any = None, policy: Any = None) -> PlanKey:
+    def key(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> PlanKey:
         """The key that a declared graph is looked up under.
 
         Raises:
             BuilderError: the graph has no key: it is none, was validated before, holds a value without an exact
                 encoding, or its device or libraries could not be identified.
         """
-        wanted = self._request(graph, heuristics, policy, time.perf_counter())
+        wanted = self._request(graph, Choice(heuristics, policy, plan), time.perf_counter())
         if isinstance(wanted, Outcome):
             raise BuilderError(f"this graph has no key: {wanted.reason}", found=wanted.detail or None)
         return wanted.key
 
+    def explain(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Explanation:
+        """Why `build` would miss: the nearest stored entry and exactly the fields that differ. Builds nothing.
+
+        Raises:
+            BuilderError: `graph` is no graph, or plans were made for it already.
+            StoreError: the cache cannot be read.
+        """
+        wanted = self._request(graph, Choice(heuristics, policy, plan), time.perf_counter())
+        if isinstance(wanted, Outcome):
+            return Explanation(None, wanted.reason, wanted.detail)
+        found = self._find(wanted)
+        if found.reason is not Reason.ABSENT:
+            return Explanation(str(wanted.key), found.reason, found.detail)
+        return self.explain_key(wanted.key, wanted.route.value, labels_of(graph))
+
+    def explain_key(self, key: PlanKey, route: str, labels: Mapping[int, str], other_than: bool = False) -> Explanation:
+        """The same for a key with its documents, as a list of misses keeps it.
+
+        With `other_than`, the key's own row is passed over: how far is the nearest other entry?
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        best = nearest(self._store, key, route, labels, other_than)
+        row, differing = best if best is not None else (None, [])
+        reason = Reason.FOUND if other_than or (row is not None and not differing) else Reason.ABSENT
+        name = None if row is None or not differing else row.key[: len(str(key))]
+        return Explanation(str(key), reason, "", name, tuple(differing))
+
+    def record(self, row: Row) -> bytes | None:
+        """The stored record of a row; None if it is gone.
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        return self._store.get(row.key, row.route)
+
+    @property
+    def misses(self) -> list[Miss]:
+        """The last misses of this process, newest last; `explain_key` says why each missed."""
+        return list(self._misses)
+
+    def stats(self) -> dict[tuple[Source, Reason], int]:
+        """How often each source and reason came up in this process, lookups and builds together."""
+        with self._lock:
+            return dict(self._counts)
+
     def rows(self) -> Iterator[Row]:
-        """What is stored, oldest first.
+        """What is stored, newest first.
 
         Raises:
             StoreError: the cache cannot be read.
@@ -142,7 +213,7 @@ class PlanCache:
 
     # ------------------------------------------------------------ steps
 
-    def _request(self, graph: Any, heuristics: Any, policy: Any, started: float) -> Request | Outcome:
+    def _request(self, graph: Any, choice: Choice, started: float) -> Request | Outcome:
         """The request of a graph, or the outcome that says why it has none."""
         if not frontend.is_graph(graph):
             raise BuilderError("this is no graph", found=type(graph).__name__, expected="a cudnn.pygraph")
@@ -158,16 +229,17 @@ class PlanCache:
                 return _bypassed(Reason.OFF, "", started)
             if frontend.is_validated(graph):
                 return _bypassed(Reason.VALIDATED, "", started)
-            return plans.request(graph, heuristics, policy)
+            return plans.request(graph, choice)
         except NotKeyableError as error:
             return _bypassed(Reason.NOT_KEYABLE, str(error), started)
         except UnknownEnvironmentError as error:
             return _bypassed(Reason.UNKNOWN_ENVIRONMENT, str(error), started)
 
-    def _bypass(self, graph: Any, heuristics: Any, policy: Any, outcome: Outcome, started: float) -> Outcome:
+    def _bypass(self, graph: Any, choice: Choice, outcome: Outcome, started: float) -> Outcome:
         if self.mode == "require-hit":
             raise _miss_error(outcome.reason, outcome.detail, None)
-        plans.run_build(graph, heuristics, policy)
+        self._first(outcome.reason, outcome.detail)
+        plans.run_build(graph, choice)
         return replace(outcome, seconds=time.perf_counter() - started)
 
     def _routes(self, wanted: Request) -> tuple[Route, ...]:
@@ -195,8 +267,7 @@ class PlanCache:
         if record is None:
             return _Found(Reason.ABSENT, route)
         try:
-            fields = records.decode(record)
-            _check(fields, wanted.key, route)
+            fields = stored.decode(record, wanted.key, route)
         except RecordError as error:
             self._warn(error)
             return _Found(Reason.DAMAGED, route, record, detail=str(error))
@@ -222,49 +293,67 @@ class PlanCache:
         return found
 
     def _build(self, wanted: Request, found: _Found, started: float) -> Outcome:
+        # Both lines, since a build holds the GIL: nobody could say after a second that this one takes long.
+        _log.info("building %s (%s)", wanted.key, found.reason)
         built = plans.build(wanted)
         if isinstance(built, str):
             reason = Reason.PYTHON_ENGINE if built == "python" else Reason.DELEGATED
             return replace(_bypassed(reason, "", started), key=wanted.key)
+        _log.info("built %s: %s in %.1f s", wanted.key, built.plans.chosen.name, built.seconds)
         # A record that cuDNN refused is replaced only now: the same process has shown that the fault is not its own.
-        stored = self.mode == "read-write" and self._put(wanted, built, found.record)
+        written = self.mode in ("read-write", "check") and self._put(wanted, built, found.record)
         outcome = _outcome(Source.BUILT, found, wanted.key, started)
-        return replace(outcome, stored=stored, route=wanted.route.value)
+        return replace(outcome, stored=written, route=wanted.route.value)
 
     def _put(self, wanted: Request, built: plans.BuiltPlan, replaces: bytes | None) -> bool:
-        key, chosen = wanted.key, built.plans.chosen
-        row = Row(
-            key=key.hash,
-            route=wanted.route,
-            graph=key.graph,
-            device=key.device,
-            environment=key.environment,
-            build=key.build,
-            driver=wanted.device.driver,
-            frontend=frontend.frontend_version(),
-            name=chosen.name,
-            engine=chosen.engine,
-            created=time.time(),
-            seconds=built.seconds,
-            size=len(built.blob),
-        )
         try:
-            record = records.encode(
-                {
-                    "key": [key.graph, key.device, key.environment, key.build],
-                    "route": row.route,
-                    "driver": row.driver,
-                    "frontend": row.frontend,
-                    "created": row.created,
-                    "plan": plans.described(built),
-                    "documents": pack({**key.documents, "properties": wanted.device.to_json()}),
-                    "blob": built.blob,
-                }
-            )
+            row, record = stored.encode(wanted, built)
             return self._store.put(row, record, replaces)
         except StoreError as error:
             self._warn(error)
             return False
+
+    def _first_hit(self, wanted: Request) -> bool:
+        """Whether this is a key's first hit in this process, in mode `check`."""
+        if wanted.key.hash in self._proven or self._find(wanted).reason is not Reason.FOUND:
+            return False
+        self._proven.add(wanted.key.hash)
+        return True
+
+    def _checked(self, wanted: Request, started: float) -> Outcome:
+        """Build what a hit would have served, and compare: so that no key is too small."""
+        found = self._find(wanted)
+        built = plans.build(wanted)
+        if found.fields is None or isinstance(built, str) or found.route is not wanted.route:
+            return replace(_outcome(Source.BUILT, found, wanted.key, started), route=None)
+        ours = _summary(plans.described(built), built.blob)
+        theirs = _summary(found.fields["plan"], found.fields["blob"])
+        if ours != theirs:
+            raise MismatchError(
+                "a stored plan is not the one that building gives",
+                key=wanted.key,
+                built={**ours, "graph": wanted.key.documents["graph"]},
+                cached={**theirs, "graph": stored.documents(found.fields)["graph"]},
+            )
+        return _outcome(Source.BUILT, found, wanted.key, started)
+
+    def _missed(self, wanted: Request, found: _Found) -> None:
+        """Keep what is needed to explain the miss later, and say so the first time a reason comes up."""
+        miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph))
+        self._misses.append(miss)
+        if self._misses_file is not None:
+            try:
+                misses.append(self._misses_file, miss)
+            except StoreError as error:
+                self._warn(error)
+        self._first(found.reason, f"key {wanted.key}")
+
+    def _first(self, reason: Reason, detail: str) -> None:
+        with self._lock:
+            if reason in self._reasons:
+                return
+            self._reasons.add(reason)
+        _log.info("first plan that is not served because: %s (%s)", reason, detail)
 
     def _warn(self, error: PlanCacheError) -> None:
         """One line a kind and cache: to the log, since a warning turned into an error would stop the job."""
@@ -276,6 +365,8 @@ class PlanCache:
 
     def _noted(self, graph: Any, outcome: Outcome) -> Outcome:
         _outcomes[graph] = outcome
+        with self._lock:
+            self._counts[outcome.source, outcome.reason] += 1
         return outcome
 
 
@@ -284,8 +375,9 @@ def open(directory: Any = None, *, mode: str | None = None) -> PlanCache:  # the
 
     Args:
         directory: where; None is `PLANCACHE_DIR`, else the user's cache directory.
-        mode: `read-write`, `read-only` (nothing is written), `require-hit` (a miss is an error) or `off`; None is
-            `PLANCACHE_MODE`, else `read-write`.
+        mode: `read-write`, `read-only` (nothing is written), `require-hit` (a miss is an error), `check` (the first
+            hit of each key is also built, and another plan is an error) or `off`; None is `PLANCACHE_MODE`, else
+            `read-write`.
 
     Raises:
         SettingsError: the mode, or a `PLANCACHE_` variable, has a value that is not allowed.
@@ -296,7 +388,7 @@ def open(directory: Any = None, *, mode: str | None = None) -> PlanCache:  # the
     chosen = settings.mode if mode is None else check_mode(mode, "mode")
     path = Path(directory) if directory is not None else settings.directory or default_directory()
     store = SqliteStore(path, read_only=chosen in ("read-only", "require-hit"))
-    return PlanCache(store, path, chosen, settings.serve_ahead_of_time)
+    return PlanCache(store, path, chosen, settings.serve_ahead_of_time, settings.misses)
 
 
 def last_outcome(graph: Any) -> Outcome | None:
@@ -323,8 +415,13 @@ def _miss_error(reason: Reason, detail: str, key: PlanKey | None) -> MissError:
     )
 
 
-def _check(fields: dict[str, Any], key: PlanKey, route: Route) -> None:
-    """That a record is the one asked for, whatever row it was found in."""
-    expected = [key.graph, key.device, key.environment, key.build]
-    if fields.get("key") != expected or fields.get("route") != route:
-        raise RecordError("the record in this row is another plan's", found=fields.get("key"), expected=expected)
+def _summary(plan: Mapping[str, Any], blob: bytes) -> dict[str, Any]:
+    """What two plans for the same key must agree in."""
+    name, engine, knobs, _ = plan["plans"][plan["selected"]]
+    return {
+        "name": name,
+        "engine": engine,
+        "knobs": sorted(map(list, knobs)),
+        "inferred": [list(tensor) for tensor in plan["inferred"]],
+        "operation_graph": plans.operation_graph(blob),
+    }

@@ -74,3 +74,23 @@ class MissError(PlanCacheError):
         super().__init__(what, **facts)
         self.key = key
         self.reason = reason
+
+
+class MismatchError(PlanCacheError):
+    """`PLANCACHE_MODE=check` found that a stored plan is not the one that building gives: a key that is too small.
+
+    `key` is the key, `built` and `cached` are what each plan says of itself, with its graph document.
+    """
+
+    def __init__(self, what: str, *, key: Any, built: Any, cached: Any) -> None:
+        differing = [name for name in built if built[name] != cached[name]]
+        shown = {name: (built[name], cached[name]) for name in differing}
+        super().__init__(
+            what,
+            found=f"for key {key} other {', '.join(differing)}: {shown}",
+            expected="the same plan",
+            todo="Please report this with the graph's documents; until then, leave this graph out of the cache.",
+        )
+        self.key = key
+        self.built = built
+        self.cached = cached

@@ -70,6 +70,8 @@ class BuildSpec:
         deselected_engines: name parts given to `deselect_engines`.
         workspace_limit: bytes, as given to `deselect_workspace_greater_than`.
         notes: the note filters in order, each (kind, note, keep).
+        engine: the engine of an explicit plan; the heuristics are then not asked.
+        knobs: its knobs, each (name, value).
     """
 
     heuristics: Sequence[str]
@@ -77,6 +79,8 @@ class BuildSpec:
     deselected_engines: Sequence[str] = ()
     workspace_limit: int | None = None
     notes: Sequence[tuple[str, str, bool]] = ()
+    engine: int | None = None
+    knobs: Sequence[tuple[str, int]] = ()
 
     def document(self) -> Document:
         """The canonical document; the order of `deselect_engines` calls makes no difference to cuDNN, nor here."""
@@ -86,4 +90,21 @@ class BuildSpec:
             "deselected_engines": sorted(self.deselected_engines),
             "workspace_limit": self.workspace_limit,
             "notes": [list(note) for note in self.notes],
+            "engine": self.engine,
+            "knobs": [list(knob) for knob in sorted(self.knobs)],
         }
+
+
+def topology(graph: Document) -> Document:
+    """A graph document without its sizes: what graphs of one kind have in common, whatever their shapes.
+
+    Of each tensor's shape and strides stay the rank, which sizes are 1, and the order of the strides; types and
+    every parameter stay as they are.
+    """
+    return {**graph, "tensors": [_shapeless(tensor) for tensor in graph["tensors"]]}
+
+
+def _shapeless(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
+    stride = tensor["stride"]
+    order = sorted(range(len(stride)), key=lambda axis: -stride[axis])
+    return {**tensor, "dim": [size == 1 for size in tensor["dim"]], "stride": order}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plancache.errors import SettingsError
 
-MODES = ("read-write", "read-only", "require-hit", "off")
+MODES = ("read-write", "read-only", "require-hit", "check", "off")
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -19,19 +19,20 @@ class Settings:
     directory: Path | None
     mode: str
     serve_ahead_of_time: bool
+    misses: Path | None
 
     @classmethod
     def read(cls) -> Settings:
-        """The settings of this process, from `PLANCACHE_DIR`, `PLANCACHE_MODE` and `PLANCACHE_AOT`.
+        """The settings of this process, from its `PLANCACHE_` variables.
 
         Raises:
             SettingsError: a variable holds a value that is not allowed.
         """
-        directory = os.environ.get("PLANCACHE_DIR")
         return cls(
-            directory=Path(directory).expanduser() if directory else None,
+            directory=_path("PLANCACHE_DIR"),
             mode=check_mode(os.environ.get("PLANCACHE_MODE") or "read-write", "PLANCACHE_MODE"),
             serve_ahead_of_time=_ahead_of_time(),
+            misses=_path("PLANCACHE_MISSES"),
         )
 
 
@@ -40,6 +41,11 @@ def check_mode(value: str, name: str) -> str:
     if value not in MODES:
         raise SettingsError("unknown mode", name=name, found=repr(value), expected=" or ".join(MODES))
     return value
+
+
+def _path(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value).expanduser() if value else None
 
 
 def _ahead_of_time() -> bool:

@@ -49,3 +49,12 @@ def unsupported(handle=None):
     b = graph.tensor(dim=[1, 8, 8], stride=[64, 8, 1])
     graph.matmul(a, b).set_output(True)
     return graph, (a, b)
+
+
+def unary(handle=None):
+    """relu of a tensor: few plans, each built quickly."""
+    graph = new(handle)
+    x = graph.tensor(dim=[1, 64, 64], stride=[4096, 64, 1])
+    y = graph.relu(x)
+    y.set_output(True)
+    return graph, (x, y)

@@ -34,6 +34,7 @@ ATTRIBUTES = {
     "_lowered_graph",
     "_cpp_bog_done",
     "_cpp_plans_created",
+    "_reserved_uids",
 }
 
 

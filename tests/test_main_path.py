@@ -160,3 +160,32 @@ def test_the_modes_do_what_they_say(warm, tmp_path, targeted, monkeypatch):
         outcome = cache.build(graphs.matmul()[0])
         assert (outcome.source, outcome.reason) == (Source.BYPASSED, Reason.OFF)
     assert not (tmp_path / "never").exists()
+
+
+def test_an_explicit_engine_with_knobs_is_a_plan_of_its_own(warm, targeted):
+    with plancache.open(warm) as cache:
+        reference, _ = graphs.matmul()
+        cache.build(reference)
+        engine, knobs = reference.get_engine_and_knobs_at_index(2)
+        outcomes = []
+        for _ in range(2):
+            graph, _ = graphs.matmul()
+            outcomes.append(cache.build(graph, plan=(engine, knobs)))
+            assert graph.get_engine_and_knobs_at_index(0) == (engine, knobs)
+            assert graph.get_execution_plan_count() == 1
+        assert [outcome.source for outcome in outcomes] == [Source.BUILT, Source.DISK]
+        assert cache.key(graphs.matmul()[0], plan=(engine, {})) != outcomes[0].key != cache.key(graphs.matmul()[0])
+        with pytest.raises(plancache.PlanCacheError, match="nothing to heuristics"):
+            cache.build(graphs.matmul()[0], heuristics=[cudnn.heur_mode.A], plan=(engine, knobs))
+
+
+def test_policy_all_is_a_plan_of_its_own_and_other_plans_can_be_chosen(warm, targeted):
+    every = cudnn.build_plan_policy.ALL
+    with plancache.open(warm) as cache:
+        graph, _ = graphs.unary()
+        assert cache.build(graph, [cudnn.heur_mode.A], every).source is Source.BUILT
+        served, _ = graphs.unary()
+        assert cache.build(served, [cudnn.heur_mode.A], every).source is Source.DISK
+        assert cache.lookup(graphs.unary()[0], [cudnn.heur_mode.A]).reason is Reason.ABSENT
+        last = graph.get_execution_plan_count() - 1
+        assert served.get_workspace_size_plan_at_index(last) == graph.get_workspace_size_plan_at_index(last)

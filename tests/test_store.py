@@ -15,7 +15,7 @@ from plancache.store.interface import Row
 from plancache.store.plans import SqliteStore
 from tests.conftest import ROOT
 
-ROW = Row("k" * 64, "native", "g", "d", "e", "b", 13000, 13200, "eng4", 4, 1.0, 0.5, 100)
+ROW = Row("k" * 64, "native", "g", "t", "d", "e", "b", 13000, 13200, "eng4", 4, 1.0, 0.5, 100)
 
 
 @pytest.fixture
@@ -31,6 +31,10 @@ def test_a_record_comes_back_as_it_went_in(store):
     assert store.get(ROW.key, ROW.route) == b"record"
     assert store.get(ROW.key, "deviceless") is None
     assert list(store.rows()) == [ROW]
+    assert list(store.rows(graph="g", device="d")) == [ROW]
+    assert list(store.rows(graph="another")) == []
+    with pytest.raises(TypeError, match="no column colour"):
+        list(store.rows(colour="red"))
 
 
 def test_an_older_driver_or_frontend_replaces_a_newer_and_never_the_reverse(store):

@@ -13,7 +13,7 @@ from plancache.errors import PlanCacheError
 from plancache.settings import Settings
 from plancache.store.directory import default_directory
 
-_COMMANDS = ("demo", "device")
+_COMMANDS = ("demo", "device", "explain")
 
 
 class _Commands(click.Group):

@@ -22,7 +22,7 @@ def device() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the document as cuDNN writes it.")
 def show(what: str | None, as_json: bool) -> None:
     """Show a device: WHAT is a name, a JSON file or a CUDA ordinal; without it, the current GPU."""
-    chosen = devices.device(_named(what))
+    chosen = devices.device(named(what))
     if as_json:
         click.echo(chosen.to_json())
         return
@@ -40,7 +40,7 @@ def show(what: str | None, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def export(file: Path, what: str | None, force: bool) -> None:
     """Write a device's document to FILE, for `plancache.target(FILE)` on a host without the device."""
-    chosen = devices.device(_named(what))
+    chosen = devices.device(named(what))
     text = json.dumps(json.loads(chosen.to_json()), indent=1) + "\n"
     try:
         with file.open("w" if force else "x") as out:
@@ -52,5 +52,6 @@ def export(file: Path, what: str | None, force: bool) -> None:
     click.echo(f"{chosen.name}: written to {file}")
 
 
-def _named(what: str | None) -> str | int | None:
+def named(what: str | None) -> str | int | None:
+    """What `plancache.device` takes: digits are a CUDA ordinal."""
     return int(what) if what is not None and what.isdigit() else what

@@ -52,17 +52,25 @@ def document(graph: Any, device: Device) -> Document:
         raise NotKeyableError(str(error)) from error
 
 
-def build_spec(graph: Any, heuristics: Any, policy: Any) -> BuildSpec:
+def build_spec(graph: Any, heuristics: Any, policy: Any, plan: tuple[int, Mapping[Any, int]] | None) -> BuildSpec:
     """How the plan of `graph` will be chosen. `heuristics` None is the frontend's default list."""
     modes = heuristics if heuristics else _default_modes()
+    engine, knobs = plan or (None, {})
     filters = frontend.filters(graph)
     return BuildSpec(
-        heuristics=tuple(mode.name for mode in modes),
+        heuristics=tuple(mode.name for mode in modes) if plan is None else (),
         policy="HEURISTICS_CHOICE" if policy is None else policy.name,
         deselected_engines=filters.deselected_engines,
         workspace_limit=filters.workspace_limit,
         notes=tuple((kind, note.name, keep) for kind, note, keep in filters.notes),
+        engine=engine,
+        knobs=tuple((knob.name, int(value)) for knob, value in knobs.items()),
     )
+
+
+def labels(graph: Any) -> dict[int, str]:
+    """The tensors' names by uid: no part of the key, kept so that people can be told which tensor is meant."""
+    return {tensor.uid: tensor.name for tensor in frontend.tensors(graph)}
 
 
 def _default_modes() -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from plancache.cudnn import device as devices
 from plancache.cudnn import environment, frontend, graph
 from plancache.cudnn.device import Device
-from plancache.errors import DeviceError, LibraryError
+from plancache.errors import BuilderError, DeviceError, LibraryError
 from plancache.keys import PlanKey
 
 
@@ -23,15 +24,29 @@ class Route(StrEnum):
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How a plan is chosen: by these heuristic modes and this policy, or (engine, knobs) outright."""
+
+    heuristics: Any = None
+    policy: Any = None
+    plan: tuple[int, Mapping[Any, int]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.plan is not None and self.heuristics is not None:
+            raise BuilderError(
+                "an explicit plan leaves nothing to heuristics", found="both", expected="heuristics or plan, not both"
+            )
+
+
+@dataclass(frozen=True)
 class Request:
-    """A declared graph, how it is to be built, and the key of the plan that this gives."""
+    """A declared graph, how its plan is to be chosen, and the key of the plan that this gives."""
 
     graph: Any
     key: PlanKey
     route: Route
     device: Device
-    heuristics: Any
-    policy: Any
+    choice: Choice
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,7 @@ class UnknownEnvironmentError(Exception):
     """The device or the libraries could not be identified: neither store nor match."""
 
 
-def request(declared: Any, heuristics: Any = None, policy: Any = None) -> Request:
+def request(declared: Any, choice: Choice) -> Request:
     """The request of a declared graph.
 
     Raises:
@@ -62,13 +77,13 @@ def request(declared: Any, heuristics: Any = None, policy: Any = None) -> Reques
         libraries = environment.document()
     except (LibraryError, OSError) as error:
         raise UnknownEnvironmentError(str(error)) from error
-    spec = graph.build_spec(declared, heuristics, policy)
+    spec = graph.build_spec(declared, choice.heuristics, choice.policy, choice.plan)
     document = graph.document(declared, device)
     try:
         key = PlanKey.of(document, device.document, libraries, spec.document())
     except (TypeError, ValueError, OverflowError) as error:  # a scalar of a kind that msgpack does not write exactly
         raise graph.NotKeyableError(str(error)) from error
-    return Request(declared, key, route, device, heuristics, policy)
+    return Request(declared, key, route, device, choice)
 
 
 def _device_of(declared: Any) -> tuple[Route, Device]:
@@ -85,16 +100,19 @@ def _device_of(declared: Any) -> tuple[Route, Device]:
         raise UnknownEnvironmentError(str(error)) from error
 
 
-def run_build(declared: Any, heuristics: Any, policy: Any) -> None:
+def run_build(declared: Any, choice: Choice) -> None:
     """Build as the caller would have; whatever the frontend raises is the caller's."""
-    if policy is None:
-        declared.build(heuristics)
+    if choice.policy is None and choice.plan is None:
+        declared.build(choice.heuristics)
         return
     declared.validate()
     declared.build_operation_graph()
-    declared.create_execution_plans(heuristics)
+    if choice.plan is None:
+        declared.create_execution_plans(choice.heuristics)
+    else:
+        declared.create_execution_plan(choice.plan[0], dict(choice.plan[1]))
     declared.check_support()
-    declared.build_plans(policy)
+    declared.build_plans(*(() if choice.policy is None else (choice.policy,)))
 
 
 def build(wanted: Request) -> BuiltPlan | str:
@@ -102,7 +120,7 @@ def build(wanted: Request) -> BuiltPlan | str:
     declared = wanted.graph
     before = {tensor.uid: _attributes(tensor) for tensor in frontend.tensors(declared)}
     started = time.perf_counter()
-    run_build(declared, wanted.heuristics, wanted.policy)
+    run_build(declared, wanted.choice)
     seconds = time.perf_counter() - started
     kind = frontend.chosen_kind(declared)
     if kind != "backend":
@@ -134,16 +152,32 @@ def load(wanted: Request, route: Route, plan: Mapping[str, Any], blob: bytes) ->
     """
     described = wanted.device.native if route is Route.DEVICELESS else None
     container = frontend.load(wanted.graph, blob, described)
-    heuristics, policy = wanted.heuristics, wanted.policy
+    choice = wanted.choice
     frontend.serve(
         wanted.graph,
         container,
         _plan_list(plan),
         plan["inferred"],
-        lambda again: run_build(again, heuristics, policy),
+        lambda again: run_build(again, choice),
         # The caller's graph has a handle of its own, which a deviceless container lacks.
         frontend.backend_handle(wanted.graph) if route is not wanted.route else None,
     )
+
+
+def operation_graph(blob: bytes) -> Any:
+    """The operation graph that a plan says it is for: the part of cuDNN's own JSON inside its blob.
+
+    None where the blob has no such part.
+    """
+    # The blob is UBJSON; cuDNN's JSON is one string in it, and starts like this (9.11 to 9.28).
+    start = blob.find(b'{"cudnnVersion"')
+    if start < 0:
+        return None
+    try:
+        document, _ = json.JSONDecoder().raw_decode(blob[start:].decode("latin-1"))
+    except ValueError:
+        return None
+    return document.get("operationGraph")
 
 
 def described(plan: BuiltPlan) -> dict[str, Any]:

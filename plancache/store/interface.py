@@ -14,6 +14,7 @@ class Row:
     key: str
     route: str
     graph: str
+    topology: str
     device: str
     environment: str
     build: str
@@ -47,8 +48,11 @@ class Store(ABC):
         """Remove the record if it is still this one; whether it was."""
 
     @abstractmethod
-    def rows(self) -> Iterator[Row]:
-        """All rows, oldest first. Not promised: that a row still has a record when it is asked for."""
+    def rows(self, **equal: str) -> Iterator[Row]:
+        """The rows whose columns have these values (all of them without any), newest first.
+
+        Not promised: that a row still has a record when it is asked for.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -11,7 +11,9 @@ from plancache.store.interface import Row, Store
 
 _COLUMNS = ", ".join(field.name for field in fields(Row))
 _GET = "SELECT record FROM plans WHERE key = ? AND route = ?"
-_ROWS = f"SELECT {_COLUMNS} FROM plans ORDER BY created, key, route"
+_ROWS = f"SELECT {_COLUMNS} FROM plans"
+_NEWEST_FIRST = " ORDER BY created DESC, key, route"
+_NAMES = frozenset(field.name for field in fields(Row))
 _DISCARD = "DELETE FROM plans WHERE key = ? AND route = ? AND record = ?"
 # One statement, so that of two writers each sees the other's row whole.
 _PUT = f"""
@@ -46,10 +48,15 @@ class SqliteStore(Store):
         with faults(self.database.file):
             return connection.execute(_DISCARD, (key, route, record)).rowcount > 0
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, **equal: str) -> Iterator[Row]:
+        unknown = set(equal) - _NAMES
+        if unknown:
+            raise TypeError(f"rows have no column {', '.join(sorted(unknown))}")
+        where = " AND ".join(f"{name} = ?" for name in equal)
         connection = self.database.connection()
         with faults(self.database.file):
-            for values in connection.execute(_ROWS):
+            statement = _ROWS + (f" WHERE {where}" if where else "") + _NEWEST_FIRST
+            for values in connection.execute(statement, tuple(equal.values())):
                 yield Row(*values)
 
     def close(self) -> None:

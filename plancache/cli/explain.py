@@ -1,0 +1,115 @@
+"""`plancache explain`: why a plan was not found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from plancache import misses, stored
+from plancache.cache import PlanCache
+from plancache.cache import open as open_cache
+from plancache.cli.device import named
+from plancache.cudnn import device as devices
+from plancache.cudnn import environment
+from plancache.errors import PlanCacheError
+from plancache.explain import Explanation, value_text
+from plancache.keys import BuildSpec, PlanKey
+from plancache.misses import Miss
+from plancache.outcome import Reason
+from plancache.settings import Settings
+from plancache.store import records
+
+
+@click.command()
+@click.argument("what", required=False)
+@click.option("--device", "device_name", help="The device that a graph document is for. [default: the current GPU]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object for each explanation.")
+@click.pass_obj
+def explain(directory: Path | None, what: str | None, device_name: str | None, as_json: bool) -> None:
+    """Say why a plan was not found: the nearest stored one, and what differs.
+
+    WHAT is a list of misses (as PLANCACHE_MISSES writes it), a file with a graph document (JSON), or the beginning of
+    a key: of a miss in that list, or of a stored plan, whose nearest neighbour is then shown. Without it, the list
+    that PLANCACHE_MISSES names.
+    """
+    with open_cache(directory, mode="read-only") as cache:
+        explanations = [_explained(cache, miss) for miss in _wanted(cache, what, device_name)]
+    if not explanations:
+        raise click.ClickException(f"nothing to explain: no miss and no stored plan matches {what or 'the list'}")
+    for explanation in explanations:
+        if as_json:
+            click.echo(json.dumps({**asdict(explanation), "reason": explanation.reason.name}))
+        else:
+            _print(explanation)
+
+
+def _wanted(cache: PlanCache, what: str | None, device_name: str | None) -> Iterator[Miss]:
+    listed = Settings.read().misses
+    if what is None:
+        if listed is None:
+            raise click.UsageError("say what to explain: a list of misses, a graph document, or a key")
+        yield from _once(misses.read(listed))
+    elif Path(what).is_file():
+        yield from _from_file(Path(what), device_name)
+    else:
+        known = _once(misses.read(listed)) if listed is not None and listed.exists() else iter(())
+        matching = [miss for miss in known if miss.key.hash.startswith(what)]
+        yield from matching or _stored(cache, what)
+
+
+def _once(found: Iterator[Miss]) -> Iterator[Miss]:
+    """Each key once, the last one's reason."""
+    yield from {miss.key.hash: miss for miss in found}.values()
+
+
+def _from_file(file: Path, device_name: str | None) -> Iterator[Miss]:
+    try:
+        document = json.loads(file.read_text())
+    except (OSError, ValueError):
+        document = None
+    if isinstance(document, dict) and {"arguments", "tensors", "nodes"} <= set(document):
+        chosen = devices.device(named(device_name))
+        spec = BuildSpec(("A", "FALLBACK"))
+        key = PlanKey.of(document, chosen.document, environment.document(), spec.document())
+        yield Miss(key, "native" if device_name is None else "deviceless", Reason.ABSENT, {})
+        return
+    found = list(_once(misses.read(file)))
+    if not found:
+        raise PlanCacheError(
+            f"{file} holds nothing to explain",
+            expected="a list of misses, or a graph document with arguments, tensors and nodes",
+        )
+    yield from found
+
+
+def _stored(cache: PlanCache, prefix: str) -> Iterator[Miss]:
+    for row in cache.rows():
+        if row.key.startswith(prefix):
+            record = cache.record(row)
+            if record is None:
+                continue
+            parts: dict[str, Any] = stored.documents(records.decode(record))
+            key = PlanKey.of(parts["graph"], parts["device"], parts["environment"], parts["build"])
+            yield Miss(key, row.route, Reason.FOUND, parts["labels"])
+
+
+def _explained(cache: PlanCache, miss: Miss) -> Explanation:
+    return cache.explain_key(miss.key, miss.route, miss.labels, other_than=miss.reason is Reason.FOUND)
+
+
+def _print(explanation: Explanation) -> None:
+    console = Console()
+    console.print(str(explanation).splitlines()[0], highlight=False, soft_wrap=True)
+    if not explanation.differences:
+        return
+    table = Table("where", "field", "asked for", "cached", box=None, padding=(0, 2), pad_edge=False)
+    for one in explanation.differences:
+        table.add_row(one.where or one.part, one.field, value_text(one.ours), value_text(one.cached))
+    console.print(table)

@@ -1,0 +1,82 @@
+"""Misses, kept with their documents: to be explained, and to be built by somebody else later.
+
+A list of misses is a text file with one JSON object a line (`PLANCACHE_MISSES`), appended to by any number of
+processes. JSON keeps ints, floats and strings exactly as Python's own `json` writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from plancache.errors import StoreError
+from plancache.keys import PlanKey
+from plancache.outcome import Reason
+
+
+@dataclass(frozen=True)
+class Miss:
+    """One miss.
+
+    Attributes:
+        key: the key, with its documents.
+        route: the route that the graph would have taken.
+        reason: why it missed.
+        labels: the names of the graph's tensors by uid.
+    """
+
+    key: PlanKey
+    route: str
+    reason: Reason
+    labels: Mapping[int, str]
+
+
+def append(file: Path, miss: Miss) -> None:
+    """Add a miss to a list.
+
+    Raises:
+        StoreError: the list cannot be written.
+    """
+    line = json.dumps(
+        {
+            "key": str(miss.key),
+            "route": miss.route,
+            "reason": miss.reason.name,
+            "labels": {str(uid): name for uid, name in miss.labels.items()},
+            "documents": dict(miss.key.documents),
+        },
+        separators=(",", ":"),
+    )
+    try:
+        # One write of the whole line: with O_APPEND, lines of several processes do not mix on a local file system.
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreError("the list of misses cannot be written", path=file, found=str(error)) from error
+
+
+def read(file: Path) -> Iterator[Miss]:
+    """The misses in a list. Lines that are cut short (a killed process) are passed over.
+
+    Raises:
+        StoreError: the list cannot be read.
+    """
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError("the list of misses cannot be read", path=file, found=str(error)) from error
+    for line in lines:
+        try:
+            fields = json.loads(line)
+            documents = fields["documents"]
+            key = PlanKey.of(documents["graph"], documents["device"], documents["environment"], documents["build"])
+            labels = {int(uid): name for uid, name in fields["labels"].items()}
+            yield Miss(key, fields["route"], Reason[fields["reason"]], labels)
+        except (ValueError, KeyError, TypeError):
+            continue

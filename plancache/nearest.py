@@ -1,0 +1,66 @@
+"""The stored entry that comes nearest to a key that missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from plancache import stored
+from plancache.errors import RecordError
+from plancache.explain import Difference, differences
+from plancache.keys import PlanKey, digest, topology
+from plancache.store import records
+from plancache.store.interface import Row, Store
+
+# Records that are unpacked and compared at most: newest first, of the same graph, then of the same kind, then any.
+_COMPARED = 200
+
+
+def nearest(
+    store: Store, key: PlanKey, route: str, labels: Mapping[int, str], other_than: bool = False
+) -> tuple[Row, list[Difference]] | None:
+    """The row with the fewest differences to `key`, and those; None where nothing is stored.
+
+    With `other_than`, the key's own rows do not count.
+
+    Raises:
+        StoreError: the cache cannot be read.
+    """
+    best: tuple[Row, list[Difference]] | None = None
+    for row in islice(_candidates(store, key), _COMPARED):
+        if best is not None and len(best[1]) <= 1:
+            break
+        if other_than and row.key == key.hash:
+            continue
+        found = _compared(store, row, key, route, labels)
+        if found is not None and (best is None or len(found) < len(best[1])):
+            best = row, found
+    return best
+
+
+def _candidates(store: Store, key: PlanKey) -> Iterator[Row]:
+    seen = set()
+    for equal in (
+        {"graph": key.graph},
+        {"topology": digest(topology(key.documents["graph"]))},
+        {"device": key.device, "environment": key.environment, "build": key.build},
+        {},
+    ):
+        for row in store.rows(**equal):
+            if (row.key, row.route) not in seen:
+                seen.add((row.key, row.route))
+                yield row
+
+
+def _compared(store: Store, row: Row, key: PlanKey, route: str, labels: Mapping[int, str]) -> list[Difference] | None:
+    record = store.get(row.key, row.route)
+    if record is None:
+        return None
+    try:
+        theirs = stored.documents(records.decode(record))
+    except RecordError:
+        return None
+    found = list(differences(key.documents, theirs, labels))
+    if row.route != route:
+        found.append(Difference("route", "", "route", route, row.route))
+    return found
