@@ -1,5 +1,5 @@
--- One row a plan. `record` is the whole truth, checksummed (plancache/store/records.py); the other columns are an
--- index over it, and a lookup compares them with it. Hashes are SHA-256 in hex.
+-- One row a plan. `record` is the whole truth, checksummed (docs/record-format.md); the other columns are an index
+-- over it, and what is read is compared with it. Hashes are SHA-256 in hex; times are seconds since 1970.
 CREATE TABLE plans (
     key TEXT NOT NULL,
     route TEXT NOT NULL,
@@ -15,6 +15,9 @@ CREATE TABLE plans (
     created REAL NOT NULL,
     seconds REAL NOT NULL,
     size INTEGER NOT NULL,
+    -- Of use, not of the record: written in batches, best effort.
+    used REAL NOT NULL,
+    hits INTEGER NOT NULL,
     record BLOB NOT NULL,
     PRIMARY KEY (key, route)
 );
@@ -22,3 +25,5 @@ CREATE TABLE plans (
 CREATE INDEX plans_by_graph ON plans (graph);
 
 CREATE INDEX plans_by_topology ON plans (topology);
+
+CREATE INDEX plans_by_use ON plans (environment, used);

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from plancache.builders import default_cache as default_cache
     from plancache.cache import PlanCache as PlanCache
     from plancache.cache import last_outcome as last_outcome
-    from plancache.cache import open as open
     from plancache.cudnn.device import Device as Device
     from plancache.cudnn.device import device as device
     from plancache.cudnn.target import pygraph as pygraph
     from plancache.cudnn.target import target as target
     from plancache.errors import PlanCacheError as PlanCacheError
     from plancache.keys import PlanKey as PlanKey
+    from plancache.opening import open as open
     from plancache.outcome import Outcome as Outcome
     from plancache.outcome import Reason as Reason
     from plancache.outcome import Source as Source
@@ -39,7 +39,7 @@ _WHERE = {
     "default_cache": "plancache.builders",
     "PlanCache": "plancache.cache",
     "last_outcome": "plancache.cache",
-    "open": "plancache.cache",
+    "open": "plancache.opening",
     "Device": "plancache.cudnn.device",
     "device": "plancache.cudnn.device",
     "pygraph": "plancache.cudnn.target",
@@ -50,7 +50,8 @@ _WHERE = {
     "Reason": "plancache.outcome",
     "Source": "plancache.outcome",
 }
-__all__ = sorted(_WHERE)
+# `open` stays out: a star import would hide Python's own.
+__all__ = sorted(set(_WHERE) - {"open"})
 
 
 def __getattr__(name: str) -> Any:

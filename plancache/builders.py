@@ -8,9 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
-from plancache import cache as caches
+from plancache import opening
 from plancache.cache import PlanCache
 from plancache.cudnn import frontend, target
+from plancache.cudnn.device import current_ordinal
 from plancache.errors import BuilderError
 
 _default_lock = threading.Lock()
@@ -23,7 +24,7 @@ def default_cache() -> PlanCache:
     global _default
     with _default_lock:
         if _default is None:
-            _default = caches.open()
+            _default = opening.open()
         return _default
 
 
@@ -46,8 +47,8 @@ class CachedBuilder:
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.name = f"{function.__module__}.{function.__qualname__}"
-        self.cases = tuple(tuple(case) for case in cases)
+        self.name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        self.cases = tuple(map(_case, cases))
         self.heuristics = heuristics
         self.policy = policy
         self._cache = cache
@@ -82,16 +83,25 @@ class CachedBuilder:
     def _slot(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The in-memory key of a call, or None if its arguments cannot be compared by value.
 
-        The types take part (1, 1.0 and True are equal but make different graphs), the target does, and the handle
-        itself: a graph runs on the handle it was made with.
+        The target takes part, or else the current device, and the handle itself: a graph runs on what it was made
+        with.
         """
-        values = (*args, *kwargs.values())
-        slot = (target.current(), args, tuple(kwargs.items()), tuple(map(type, values)))
+        chosen = target.current()
         try:
+            slot = (chosen or current_ordinal(), _exactly(args), _exactly(tuple(sorted(kwargs.items()))))
             hash(slot)
         except TypeError:
             return None
         return slot
+
+
+def _exactly(value: Any) -> Any:
+    """`value` so that only the same compares equal: 1, 1.0 and True make different graphs, as do 0.0 and -0.0."""
+    if isinstance(value, tuple):
+        return (type(value), *map(_exactly, value))
+    if isinstance(value, float):
+        return (type(value), value.hex())
+    return (type(value), value)
 
 
 @overload
@@ -140,6 +150,14 @@ def cached(
     return decorate if function is None else decorate(function)
 
 
+def _case(case: Any) -> tuple[Any, ...]:
+    if not isinstance(case, (tuple, list)):
+        raise BuilderError(
+            "a case is a tuple of arguments", found=repr(case), expected="a tuple without the handle, such as (8, 64)"
+        )
+    return tuple(case)
+
+
 def the_graph(result: Any, name: str) -> Any:
     """The one graph in what a builder returned."""
     if isinstance(result, dict):
@@ -150,7 +168,7 @@ def the_graph(result: Any, name: str) -> Any:
     if len(graphs) != 1:
         raise BuilderError(
             f"the builder {name} must return one graph",
-            found="no graph" if not graphs else f"{len(graphs)} graphs",
+            found=f"no graph but a {type(result).__name__}" if not graphs else f"{len(graphs)} graphs",
             expected="a cudnn.pygraph, alone or in a tuple, list or dict",
             todo="Return the graph that the builder declared, and not more than one.",
         )

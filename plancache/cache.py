@@ -6,12 +6,14 @@ only a build needs; every answer says why.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +22,22 @@ from plancache import misses, stored
 from plancache.cudnn import frontend, plans
 from plancache.cudnn.graph import NotKeyableError
 from plancache.cudnn.graph import labels as labels_of
-from plancache.cudnn.plans import Choice, Request, Route, UnknownEnvironmentError
+from plancache.cudnn.plans import Choice, Request, Route, UnkeptPlanError, UnknownEnvironmentError
 from plancache.errors import BuilderError, MismatchError, MissError, PlanCacheError, RecordError, StoreError
 from plancache.explain import Explanation
 from plancache.keys import PlanKey
 from plancache.misses import Miss
 from plancache.nearest import nearest
 from plancache.outcome import Outcome, Reason, Source
-from plancache.settings import Settings, check_mode
-from plancache.store.directory import default_directory
-from plancache.store.interface import Row, Store
-from plancache.store.plans import SqliteStore
+from plancache.store.layers import Layers
+from plancache.upkeep import Upkeep
 
 Plan = tuple[int, Mapping[Any, int]]
 _log = logging.getLogger("plancache")
+# A store that took this long to fail (seconds) is not asked again for so long: a job must not wait at every graph.
+_SLOW_FAULT, _REST = 1.0, 60.0
+_UNKEPT = {"python": Reason.PYTHON_ENGINE, "delegated": Reason.DELEGATED, "unreadable": Reason.UNREADABLE}
+_open_caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 _outcomes: weakref.WeakKeyDictionary[Any, Outcome] = weakref.WeakKeyDictionary()
 
 
@@ -46,9 +50,10 @@ class _Found:
     record: bytes | None = None  # also of an unfit record, so that exactly this one can be replaced
     fields: dict[str, Any] | None = None
     detail: str = ""
+    layer: int = 0
 
 
-class PlanCache:
+class PlanCache(Upkeep):
     """Plans on disk, for any number of processes and threads.
 
     Made by `plancache.open`; a context manager. A fault of the cache itself (locked, full, damaged, not writable)
@@ -56,24 +61,20 @@ class PlanCache:
     """
 
     def __init__(
-        self,
-        store: Store,
-        directory: Path,
-        mode: str,
-        serve_ahead_of_time: bool = False,
-        misses_file: Path | None = None,
+        self, layers: Layers, mode: str, serve_ahead_of_time: bool = False, misses: Path | None = None
     ) -> None:
-        self._store = store
-        self.directory = directory
+        super().__init__(layers)
         self.mode = mode
         self._serve_ahead_of_time = serve_ahead_of_time or mode == "require-hit"
-        self._misses_file = misses_file
+        self._misses_file = misses
         self._misses: deque[Miss] = deque(maxlen=64)
         self._counts: Counter[tuple[Source, Reason]] = Counter()
         self._reasons: set[Reason] = set()
         self._proven: set[str] = set()
         self._warned: set[str] = set()
+        self._rests_until = 0.0
         self._lock = threading.Lock()
+        _open_caches.add(self)
 
     def build(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Outcome:
         """Make a declared graph ready to execute: from the cache, or by building it and storing its plan.
@@ -104,7 +105,7 @@ class PlanCache:
             return self._noted(graph, self._checked(wanted, started))
         found = self._serve(wanted)
         if found.reason is Reason.FOUND:
-            return self._noted(graph, _outcome(Source.DISK, found, wanted.key, started))
+            return self._noted(graph, _outcome(_source(found), found, wanted.key, started))
         self._missed(wanted, found)
         if self.mode == "require-hit":
             raise _miss_error(found.reason, found.detail, wanted.key)
@@ -117,7 +118,7 @@ class PlanCache:
         if isinstance(wanted, Outcome):
             return wanted
         found = self._serve(wanted)
-        source = Source.DISK if found.reason is Reason.FOUND else Source.MISS
+        source = _source(found) if found.reason is Reason.FOUND else Source.MISS
         return self._noted(graph, _outcome(source, found, wanted.key, started))
 
     def contains(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> bool:
@@ -163,19 +164,11 @@ class PlanCache:
         Raises:
             StoreError: the cache cannot be read.
         """
-        best = nearest(self._store, key, route, labels, other_than)
+        best = nearest(self._layers.top, key, route, labels, self._signing_key, other_than)
         row, differing = best if best is not None else (None, [])
         reason = Reason.FOUND if other_than or (row is not None and not differing) else Reason.ABSENT
         name = None if row is None or not differing else row.key[: len(str(key))]
         return Explanation(str(key), reason, "", name, tuple(differing))
-
-    def record(self, row: Row) -> bytes | None:
-        """The stored record of a row; None if it is gone.
-
-        Raises:
-            StoreError: the cache cannot be read.
-        """
-        return self._store.get(row.key, row.route)
 
     @property
     def misses(self) -> list[Miss]:
@@ -187,20 +180,16 @@ class PlanCache:
         with self._lock:
             return dict(self._counts)
 
-    def rows(self) -> Iterator[Row]:
-        """What is stored, newest first.
-
-        Raises:
-            StoreError: the cache cannot be read.
-        """
-        return self._store.rows()
-
     def flush(self) -> None:
-        """Write what is held back. Plans are written at once, so there is nothing yet."""
+        """Write what is held back: when plans were used. Best effort."""
+        for opened in self._layers.opened():
+            opened.flush()
 
     def close(self) -> None:
-        """Release the calling thread's hold on the files. The cache may be used again."""
-        self._store.close()
+        """Flush, and release the calling thread's hold on the files. The cache may be used again."""
+        for opened in self._layers.opened():
+            with suppress(StoreError):
+                opened.close()
 
     def __enter__(self) -> PlanCache:
         return self
@@ -229,6 +218,10 @@ class PlanCache:
                 return _bypassed(Reason.OFF, "", started)
             if frontend.is_validated(graph):
                 return _bypassed(Reason.VALIDATED, "", started)
+            if frontend.arguments(graph).get("kernel_cache") is not None:
+                return _bypassed(Reason.KERNEL_CACHE, "", started)
+            if choice.policy is not None and choice.policy.name == "ALL":
+                return _bypassed(Reason.EVERY_PLAN, "", started)
             return plans.request(graph, choice)
         except NotKeyableError as error:
             return _bypassed(Reason.NOT_KEYABLE, str(error), started)
@@ -248,34 +241,39 @@ class PlanCache:
         return (wanted.route, Route.DEVICELESS) if ahead else (wanted.route,)
 
     def _find(self, wanted: Request) -> _Found:
-        """The best usable record; of several unusable ones the first one's reason."""
+        """The best usable record: the best route first, within it the nearest layer. Else the first one's reason."""
         first = None
         for route in self._routes(wanted):
-            found = self._find_route(wanted, route)
-            if found.reason is Reason.FOUND:
-                return found
-            first = first or found
+            for layer in range(len(self._layers)):
+                found = self._find_in(layer, wanted, route)
+                if found.reason is Reason.FOUND:
+                    return found
+                if first is None or (first.reason is Reason.ABSENT and found.reason is not Reason.ABSENT):
+                    first = found
         assert first is not None
         return first
 
-    def _find_route(self, wanted: Request, route: Route) -> _Found:
+    def _find_in(self, layer: int, wanted: Request, route: Route) -> _Found:
+        started = time.monotonic()
+        if layer == 0 and started < self._rests_until:
+            return _Found(Reason.STORE_FAULT, route, detail="the cache rests after a fault")
         try:
-            record = self._store.get(wanted.key.hash, route)
+            record = self._layers[layer].get(wanted.key.hash, route)
         except StoreError as error:
-            self._warn(error)
-            return _Found(Reason.STORE_FAULT, route, detail=str(error))
+            self._store_fault(error, started)
+            return _Found(Reason.STORE_FAULT, route, detail=str(error), layer=layer)
         if record is None:
-            return _Found(Reason.ABSENT, route)
+            return _Found(Reason.ABSENT, route, layer=layer)
         try:
-            fields = stored.decode(record, wanted.key, route)
+            row, fields = stored.decode(record, wanted.key, route, self._signing_key)
         except RecordError as error:
             self._warn(error)
-            return _Found(Reason.DAMAGED, route, record, detail=str(error))
-        if fields["driver"] > wanted.device.driver:
-            return _Found(Reason.NEWER_DRIVER, route, detail=f"{fields['driver']} > {wanted.device.driver}")
-        if fields["frontend"] > frontend.frontend_version():
-            return _Found(Reason.NEWER_FRONTEND, route, detail=f"{fields['frontend']}")
-        return _Found(Reason.FOUND, route, record, fields)
+            return _Found(Reason.DAMAGED, route, record, detail=str(error), layer=layer)
+        if row.driver > wanted.device.driver:
+            return _Found(Reason.NEWER_DRIVER, route, detail=f"{row.driver} > {wanted.device.driver}", layer=layer)
+        if row.frontend > frontend.frontend_version():
+            return _Found(Reason.NEWER_FRONTEND, route, detail=f"{row.frontend}", layer=layer)
+        return _Found(Reason.FOUND, route, record, fields, layer=layer)
 
     def _serve(self, wanted: Request) -> _Found:
         """Find and load; the graph is changed only if the reason is FOUND."""
@@ -293,25 +291,73 @@ class PlanCache:
         return found
 
     def _build(self, wanted: Request, found: _Found, started: float) -> Outcome:
+        """Build and store; where the cache may be written, one process at a time for each key."""
+        if not self._writes():
+            return self._build_now(wanted, found, started)
+        with ExitStack() as stack:
+            try:
+                turn = self._layers.locks().turn(wanted.key.hash, lambda: self._find(wanted).reason is Reason.FOUND)
+                stack.enter_context(turn)
+            except StoreError as error:
+                self._warn(error)
+            else:
+                # Somebody may have stored it since: while this process waited, or before it took the lock.
+                again = self._serve(wanted)
+                if again.reason is Reason.FOUND:
+                    return _outcome(_source(again), again, wanted.key, started)
+                found = again
+            outcome = self._build_now(wanted, found, started)
+        if outcome.stored:
+            self._maintain()
+        return outcome
+
+    def _build_now(self, wanted: Request, found: _Found, started: float) -> Outcome:
         # Both lines, since a build holds the GIL: nobody could say after a second that this one takes long.
         _log.info("building %s (%s)", wanted.key, found.reason)
-        built = plans.build(wanted)
-        if isinstance(built, str):
-            reason = Reason.PYTHON_ENGINE if built == "python" else Reason.DELEGATED
-            return replace(_bypassed(reason, "", started), key=wanted.key)
+        try:
+            built = plans.build(wanted)
+        except UnkeptPlanError as unkept:
+            bypassed = _bypassed(_UNKEPT[unkept.kind], str(unkept), started)
+            self._first(bypassed.reason, bypassed.detail)
+            return replace(bypassed, key=wanted.key)
         _log.info("built %s: %s in %.1f s", wanted.key, built.plans.chosen.name, built.seconds)
         # A record that cuDNN refused is replaced only now: the same process has shown that the fault is not its own.
-        written = self.mode in ("read-write", "check") and self._put(wanted, built, found.record)
+        written = self._writes() and self._put(wanted, built, found.record if found.layer == 0 else None)
         outcome = _outcome(Source.BUILT, found, wanted.key, started)
         return replace(outcome, stored=written, route=wanted.route.value)
 
-    def _put(self, wanted: Request, built: plans.BuiltPlan, replaces: bytes | None) -> bool:
+    def _writes(self) -> bool:
+        """Whether plans are stored: the mode says so, and the directory lets us."""
+        if self.mode not in ("read-write", "check") or time.monotonic() < self._rests_until:
+            return False
         try:
-            row, record = stored.encode(wanted, built)
-            return self._store.put(row, record, replaces)
+            return not self._layers.top.read_only
         except StoreError as error:
             self._warn(error)
             return False
+
+    def _put(self, wanted: Request, built: plans.BuiltPlan, replaces: bytes | None) -> bool:
+        started = time.monotonic()
+        try:
+            row, record = stored.encode(wanted, built, self._signing_key)
+            return self._layers.top.put(row, record, replaces)
+        except StoreError as error:
+            self._store_fault(error, started)
+        except Exception as error:  # the graph is ready; a plan that cannot be written down is no reason to stop
+            self._warn(PlanCacheError("a plan could not be stored", found=f"{type(error).__name__}: {error}"))
+        return False
+
+    def _maintain(self) -> None:
+        try:
+            self._layers.top.maintain()
+        except StoreError as error:
+            self._warn(error)
+
+    def _store_fault(self, error: StoreError, started: float) -> None:
+        """Warn; and where the fault took long (a lock that somebody holds), leave the cache alone for a while."""
+        self._warn(error)
+        if time.monotonic() - started > _SLOW_FAULT:
+            self._rests_until = time.monotonic() + _REST
 
     def _first_hit(self, wanted: Request) -> bool:
         """Whether this is a key's first hit in this process, in mode `check`."""
@@ -323,8 +369,11 @@ class PlanCache:
     def _checked(self, wanted: Request, started: float) -> Outcome:
         """Build what a hit would have served, and compare: so that no key is too small."""
         found = self._find(wanted)
-        built = plans.build(wanted)
-        if found.fields is None or isinstance(built, str) or found.route is not wanted.route:
+        try:
+            built = plans.build(wanted)
+        except UnkeptPlanError as unkept:
+            return replace(_bypassed(_UNKEPT[unkept.kind], str(unkept), started), key=wanted.key)
+        if found.fields is None or found.route is not wanted.route:
             return replace(_outcome(Source.BUILT, found, wanted.key, started), route=None)
         ours = _summary(plans.described(built), built.blob)
         theirs = _summary(found.fields["plan"], found.fields["blob"])
@@ -370,30 +419,19 @@ class PlanCache:
         return outcome
 
 
-def open(directory: Any = None, *, mode: str | None = None) -> PlanCache:  # the public name is plancache.open
-    """Open the cache in a directory, or make one there.
-
-    Args:
-        directory: where; None is `PLANCACHE_DIR`, else the user's cache directory.
-        mode: `read-write`, `read-only` (nothing is written), `require-hit` (a miss is an error), `check` (the first
-            hit of each key is also built, and another plan is an error) or `off`; None is `PLANCACHE_MODE`, else
-            `read-write`.
-
-    Raises:
-        SettingsError: the mode, or a `PLANCACHE_` variable, has a value that is not allowed.
-
-    A directory that cannot be used is a warning at the first lookup, not an error here.
-    """
-    settings = Settings.read()
-    chosen = settings.mode if mode is None else check_mode(mode, "mode")
-    path = Path(directory) if directory is not None else settings.directory or default_directory()
-    store = SqliteStore(path, read_only=chosen in ("read-only", "require-hit"))
-    return PlanCache(store, path, chosen, settings.serve_ahead_of_time, settings.misses)
+@atexit.register
+def _flush_all() -> None:
+    for cache in list(_open_caches):
+        cache.flush()
 
 
 def last_outcome(graph: Any) -> Outcome | None:
     """What the last `build` or `lookup` of this graph came to; None if there was none."""
     return _outcomes.get(graph)
+
+
+def _source(found: _Found) -> Source:
+    return Source.DISK if found.layer == 0 else Source.LAYER
 
 
 def _bypassed(reason: Reason, detail: str, started: float) -> Outcome:

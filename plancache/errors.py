@@ -56,11 +56,15 @@ class SettingsError(PlanCacheError):
 
 
 class StoreError(PlanCacheError):
-    """The cache directory cannot be used; `path` says which one. While a job runs it is a warning, never raised."""
+    """The cache directory cannot be used; `path` says which one. While a job runs it is a warning, never raised.
 
-    def __init__(self, what: str, *, path: Any = None, **facts: Any) -> None:
+    `damaged` says that the files themselves are at fault, not the way to them.
+    """
+
+    def __init__(self, what: str, *, path: Any = None, damaged: bool = False, **facts: Any) -> None:
         super().__init__(what, **facts)
         self.path = path
+        self.damaged = damaged
 
 
 class RecordError(PlanCacheError):

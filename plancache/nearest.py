@@ -17,7 +17,12 @@ _COMPARED = 200
 
 
 def nearest(
-    store: Store, key: PlanKey, route: str, labels: Mapping[int, str], other_than: bool = False
+    store: Store,
+    key: PlanKey,
+    route: str,
+    labels: Mapping[int, str],
+    signing_key: bytes | None,
+    other_than: bool = False,
 ) -> tuple[Row, list[Difference]] | None:
     """The row with the fewest differences to `key`, and those; None where nothing is stored.
 
@@ -32,7 +37,7 @@ def nearest(
             break
         if other_than and row.key == key.hash:
             continue
-        found = _compared(store, row, key, route, labels)
+        found = _compared(store, row, key, route, labels, signing_key)
         if found is not None and (best is None or len(found) < len(best[1])):
             best = row, found
     return best
@@ -46,18 +51,20 @@ def _candidates(store: Store, key: PlanKey) -> Iterator[Row]:
         {"device": key.device, "environment": key.environment, "build": key.build},
         {},
     ):
-        for row in store.rows(**equal):
+        for row in (listed.row for listed in store.rows(**equal)):
             if (row.key, row.route) not in seen:
                 seen.add((row.key, row.route))
                 yield row
 
 
-def _compared(store: Store, row: Row, key: PlanKey, route: str, labels: Mapping[int, str]) -> list[Difference] | None:
+def _compared(
+    store: Store, row: Row, key: PlanKey, route: str, labels: Mapping[int, str], signing_key: bytes | None
+) -> list[Difference] | None:
     record = store.get(row.key, row.route)
     if record is None:
         return None
     try:
-        theirs = stored.documents(records.decode(record))
+        theirs = stored.documents(records.decode(record, signing_key)[1])
     except RecordError:
         return None
     found = list(differences(key.documents, theirs, labels))

@@ -38,6 +38,9 @@ class Reason(StrEnum):
     UNKNOWN_ENVIRONMENT = "the device or the libraries could not be identified"
     PYTHON_ENGINE = "python engine"
     DELEGATED = "the backend chose among plans that it does not show"
+    UNREADABLE = "the built plan could not be read back"
+    KERNEL_CACHE = "the graph has a kernel cache of its own, which a loaded plan would leave empty"
+    EVERY_PLAN = "policy ALL asks for every plan, and one is kept"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,11 @@ class Settings:
     mode: str
     serve_ahead_of_time: bool
     misses: Path | None
+    layers: tuple[Path, ...]
+    max_bytes: int | None
+    key_file: Path | None
+    trusted: tuple[str, ...]
+    wait: float | None
 
     @classmethod
     def read(cls) -> Settings:
@@ -33,6 +39,13 @@ class Settings:
             mode=check_mode(os.environ.get("PLANCACHE_MODE") or "read-write", "PLANCACHE_MODE"),
             serve_ahead_of_time=_ahead_of_time(),
             misses=_path("PLANCACHE_MISSES"),
+            layers=tuple(Path(one).expanduser() for one in _listed("PLANCACHE_LAYERS")),
+            max_bytes=size(os.environ["PLANCACHE_MAX_BYTES"], "PLANCACHE_MAX_BYTES")
+            if os.environ.get("PLANCACHE_MAX_BYTES")
+            else None,
+            key_file=_path("PLANCACHE_KEY_FILE"),
+            trusted=_listed("PLANCACHE_TRUST"),
+            wait=_seconds("PLANCACHE_WAIT"),
         )
 
 
@@ -45,7 +58,63 @@ def check_mode(value: str, name: str) -> str:
 
 def _path(name: str) -> Path | None:
     value = os.environ.get(name)
-    return Path(value).expanduser() if value else None
+    try:
+        return Path(value).expanduser() if value else None
+    except RuntimeError as error:
+        raise SettingsError(
+            "this path needs a home directory", name=name, found=repr(value), todo=str(error)
+        ) from error
+
+
+def _listed(name: str) -> tuple[str, ...]:
+    return tuple(part for part in os.environ.get(name, "").split(os.pathsep) if part)
+
+
+def _seconds(name: str) -> float | None:
+    value = os.environ.get(name)
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise SettingsError("not a number of seconds", name=name, found=repr(value), expected="0 or more")
+    return seconds
+
+
+def size(text: str, name: str) -> int:
+    """Bytes from a number that may end in K, M, G or T (of 1,024).
+
+    Raises:
+        SettingsError: it is no such number.
+    """
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    digits, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+    if not digits.isdecimal() or int(digits) == 0:
+        raise SettingsError("not a size", name=name, found=repr(text), expected="bytes, as 500000000 or 500M")
+    return int(digits) * unit
+
+
+def signing_key(file: Path) -> bytes:
+    """The key in a file, with which records are signed.
+
+    Raises:
+        SettingsError: it cannot be read, or is shorter than 16 bytes. (Going on unsigned would be no answer.)
+    """
+    try:
+        key = file.read_bytes().strip()
+    except OSError as error:
+        raise SettingsError("the key file cannot be read", name="PLANCACHE_KEY_FILE", found=str(error)) from error
+    if len(key) < 16:
+        raise SettingsError(
+            "the key is too short",
+            name="PLANCACHE_KEY_FILE",
+            found=f"{len(key)} bytes",
+            expected="at least 16",
+            todo="head -c 32 /dev/urandom | base64 > FILE",
+        )
+    return key
 
 
 def _ahead_of_time() -> bool:
@@ -60,7 +129,10 @@ def user_cache_directory() -> Path:
     # Imported here: 30 ms that a process with PLANCACHE_DIR set does not need.
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("plancache"))
+    directory = platformdirs.user_cache_dir("plancache")
+    if not Path(directory).is_absolute():  # HOME is not set, and the user has no entry that says where home is
+        directory = f"{tempfile.gettempdir()}/plancache-{os.getuid()}"
+    return Path(directory)
 
 
 def shipped(name: str) -> Path:

@@ -16,7 +16,7 @@ from plancache.store import records
 from plancache.store.interface import Row
 
 
-def encode(wanted: Request, built: BuiltPlan) -> tuple[Row, bytes]:
+def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tuple[Row, bytes]:
     """The row and the record of a plan that was just built."""
     key, chosen = wanted.key, built.plans.chosen
     row = Row(
@@ -36,33 +36,27 @@ def encode(wanted: Request, built: BuiltPlan) -> tuple[Row, bytes]:
         size=len(built.blob),
     )
     documents = {**key.documents, "properties": wanted.device.to_json(), "labels": graph.labels(wanted.graph)}
-    record = records.encode(
-        {
-            "key": [key.graph, key.device, key.environment, key.build],
-            "route": row.route,
-            "driver": row.driver,
-            "frontend": row.frontend,
-            "created": row.created,
-            "plan": plans.described(built),
-            # Packed by themselves: a hit needs none of them, and does not pay for them.
-            "documents": pack(documents),
-            "blob": built.blob,
-        }
-    )
-    return row, record
+    fields = {
+        "plan": plans.described(built),
+        # Packed by themselves: a hit needs none of them, and does not pay for them.
+        "documents": pack(documents),
+        "blob": built.blob,
+    }
+    return row, records.encode(row, fields, signing_key)
 
 
-def decode(record: bytes, key: PlanKey, route: Route) -> dict[str, Any]:
-    """The fields of a record that was found under `key` and `route`.
+def decode(record: bytes, key: PlanKey, route: Route, signing_key: bytes | None) -> tuple[Row, dict[str, Any]]:
+    """The row and the fields of a record that was found under `key` and `route`.
 
     Raises:
         RecordError: it is damaged, or another plan's, whatever row it was found in.
     """
-    fields = records.decode(record)
-    expected = [key.graph, key.device, key.environment, key.build]
-    if fields.get("key") != expected or fields.get("route") != route:
-        raise RecordError("the record in this row is another plan's", found=fields.get("key"), expected=expected)
-    return fields
+    row, fields = records.decode(record, signing_key)
+    found = (row.graph, row.device, row.environment, row.build, row.route)
+    expected = (key.graph, key.device, key.environment, key.build, route)
+    if found != expected:
+        raise RecordError("the record in this row is another plan's", found=found, expected=expected)
+    return row, fields
 
 
 def documents(fields: Mapping[str, Any]) -> dict[str, Any]:

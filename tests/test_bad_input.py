@@ -15,8 +15,50 @@ def cache(tmp_path):
         yield cache
 
 
+def test_heuristics_policies_and_cases_of_the_wrong_kind_are_told_so(cache, targeted):
+    graph, _ = graphs.matmul()
+    for heuristics in (cudnn.heur_mode.A, ["A"], 5):
+        with pytest.raises(BuilderError, match="list of cudnn.heur_mode"):
+            cache.build(graph, heuristics)
+    with pytest.raises(BuilderError, match="unknown policy; found 'ALL'"):
+        cache.build(graph, policy="ALL")
+    with pytest.raises(BuilderError, match="a case is a tuple"):
+        plancache.cached(cases=[1, 2])(graphs.matmul)
+    assert cache.key(graph, iter([cudnn.heur_mode.A])) == cache.key(graph, [cudnn.heur_mode.A])
+
+
+def test_a_graph_with_a_kernel_cache_of_its_own_or_policy_all_is_built_and_not_cached(cache, targeted):
+    # A loaded plan would leave the kernel cache empty, and has one plan where ALL promises every one.
+    kernels = cudnn.create_kernel_cache()
+    outcome = cache.build(graphs.matmul(kernel_cache=kernels)[0])
+    assert (outcome.source, outcome.reason) == (Source.BYPASSED, Reason.KERNEL_CACHE)
+    assert kernels.size() == 1
+    graph, _ = graphs.unary()
+    outcome = cache.build(graph, policy=cudnn.build_plan_policy.ALL)
+    assert (outcome.source, outcome.reason) == (Source.BYPASSED, Reason.EVERY_PLAN)
+    graph.get_workspace_size_plan_at_index(graph.get_execution_plan_count() - 1)
+    assert list(cache.rows()) == []
+
+
+def test_a_built_graph_whose_plan_cannot_be_kept_is_ready_all_the_same(cache, targeted, monkeypatch):
+    def fails(*args, **kwargs):
+        raise RuntimeError("no serialization for this plan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cudnn.pygraph, "serialize", fails)
+        graph, _ = graphs.unary()
+        outcome = cache.build(graph)
+    assert (outcome.source, outcome.reason) == (Source.BYPASSED, Reason.UNREADABLE)
+    assert "no serialization" in outcome.detail
+    assert graph.get_workspace_size() >= 0
+    monkeypatch.setattr(plancache.Device, "to_json", fails)
+    assert not cache.build(graphs.unary()[0]).stored
+
+
 def test_a_builder_that_returns_no_graph_or_two_is_told_so(cache, targeted):
-    with pytest.raises(BuilderError, match=r"must return one graph; found no graph; expected a cudnn\.pygraph"):
+    with pytest.raises(
+        BuilderError, match=r"must return one graph; found no graph but a str; expected a cudnn\.pygraph"
+    ):
         plancache.cached(cache=cache)(lambda handle: "graph")(None)
     with pytest.raises(BuilderError, match="found 2 graphs"):
         plancache.cached(cache=cache)(lambda handle: (graphs.matmul()[0], graphs.matmul()[0]))(None)
@@ -95,8 +137,9 @@ def test_a_setting_with_a_wrong_value_is_named(tmp_path, monkeypatch):
         ("1.31.9", None, "frontend is too old; found nvidia-cudnn-frontend 1.31.9; expected 1.32 or later"),
         (None, 91002, "this cuDNN is not supported; found cuDNN 9.28.0; expected 9.11 or later"),
         (None, None, "cuDNN cannot be loaded; found Unable to find symbol"),
+        (None, 0, "the module cudnn is not NVIDIA's cuDNN frontend"),
     ],
-    ids=["old frontend", "old cuDNN", "no cuDNN"],
+    ids=["old frontend", "old cuDNN", "no cuDNN", "another package"],
 )
 def test_a_missing_or_old_library_is_named(run, version, backend, says):
     source = f"""
@@ -104,6 +147,7 @@ import cudnn
 version, backend = {version!r}, {backend!r}
 if version: cudnn.__version__ = version
 elif backend: cudnn.backend_version = lambda: backend
+elif backend == 0: del cudnn.backend_version
 else:
     def missing(): raise RuntimeError("Unable to find symbol cudnnGetVersion")
     cudnn.backend_version = missing

@@ -27,7 +27,7 @@ def test_a_plan_that_is_not_what_building_gives_is_an_error_that_shows_both(warm
         key = cache.key(graphs.matmul()[0])
         database = sqlite3.connect(warm / FILE)
         (record,) = database.execute("SELECT record FROM plans WHERE key = ?", (key.hash,)).fetchone()
-        fields = records.decode(record)
+        row, fields = records.decode(record)
         plan = fields["plan"]
         if what == "knobs":
             plan["plans"][plan["selected"]][2][0][1] += 1
@@ -36,7 +36,7 @@ def test_a_plan_that_is_not_what_building_gives_is_an_error_that_shows_both(warm
         else:  # what a key that misses a parameter would bring about: the plan of another graph
             fields["blob"] = fields["blob"].replace(b"POINTWISE_RELU_FWD", b"POINTWISE_TANH_FWD")
         with database:
-            database.execute("UPDATE plans SET record = ? WHERE key = ?", (records.encode(fields), key.hash))
+            database.execute("UPDATE plans SET record = ? WHERE key = ?", (records.encode(row, fields), key.hash))
         database.close()
         with pytest.raises(MismatchError, match="not the one that building gives") as caught:
             cache.build(graphs.matmul()[0])

@@ -52,6 +52,9 @@ def test_the_fields_that_older_cudnns_do_not_write_are_filled(document, h200):
         ("l2CacheSize", -1, "a whole number"),
         ("l2CacheSize", 2**31, "a whole number"),
         ("deviceName", 200, "a text"),
+        ("deviceName", "\ud800", "a text"),
+        ("multiProcessorCount", 0, "more than 0"),
+        ("driverVer", 0, "more than 0"),
         ("maxGridSize", [1, 2], "three whole numbers"),
         ("maxBlockSize", [1, 2, "3"], "three whole numbers"),
     ],
@@ -68,10 +71,24 @@ def test_an_unknown_field_is_named_with_the_nearest_known_one(document):
         plancache.device(json.dumps(document))
 
 
-@pytest.mark.parametrize("text", ["{", "[1, 2]", '{"deviceName": "x"}', "b200x", "/no/such/file.json"])
+NONSENSE = ["{", "[1, 2]", '{"deviceName": "x"}', "b200x", "/no/such/file.json", "x" * 300, "[" * 200000, "a/\0b", ""]
+
+
+@pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
 def test_nonsense_is_refused(text):
     with pytest.raises(DeviceError, match="found|lacks"):
         plancache.device(text)
+
+
+def test_a_field_that_is_there_twice_is_refused(h200):
+    with pytest.raises(DeviceError, match="there twice"):
+        plancache.device(h200.to_json()[:-1] + ',"deviceVer":800}')
+
+
+def test_a_byte_order_mark_does_not_matter(h200, tmp_path):
+    file = tmp_path / "device.json"
+    file.write_text(h200.to_json(), encoding="utf-8-sig")
+    assert plancache.device(file) == plancache.device("\ufeff" + h200.to_json()) == h200
 
 
 def test_what_names_no_device_is_refused():
@@ -97,7 +114,7 @@ def test_a_document_that_cudnn_refuses_says_so(run):
     source = """
 import json, plancache
 document = json.loads(plancache.device("h200").to_json())
-device = plancache.device(json.dumps({**document, "deviceVer": 0}))
+device = plancache.device(json.dumps({**document, "deviceVer": 1}))
 try:
     with plancache.target(device): plancache.pygraph()
 except plancache.PlanCacheError as error:

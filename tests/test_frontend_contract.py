@@ -11,7 +11,7 @@ import cudnn
 from cudnn.engines.base import PlanConfig
 from cudnn.engines.engine_ids import is_python_engine
 
-from plancache.cudnn import frontend
+from plancache.cudnn import frontend, target
 from plancache.settings import PACKAGE
 from tests import graphs
 
@@ -103,6 +103,18 @@ def test_the_handle_is_where_the_launching_methods_are_told_to_take_it():
     for name, place in frontend._HANDLE_AT.items():
         arguments = re.findall(r"(\w+): ", (getattr(backend, name).__doc__ or "").split("\n")[0])
         assert arguments[place] == "handle", (name, arguments)
+
+
+def test_the_constructor_takes_its_arguments_in_the_order_that_target_names_them():
+    names = [p.name for p in inspect.signature(cudnn.pygraph).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert tuple(names) == target._POSITIONAL
+
+
+def test_the_private_methods_that_are_called_are_there():
+    text = (PACKAGE / "cudnn" / "frontend.py").read_text()
+    called = set(re.findall(r"\bgraph\.(_\w+)\(", text))
+    assert called == {"_freeze", "_register_tensor", "_backend_handle_for_lowering"}
+    assert all(callable(getattr(cudnn.pygraph, name)) for name in called)
 
 
 def test_python_engines_are_told_by_their_id():

@@ -4,14 +4,15 @@ import cudnn
 import pytest
 
 import plancache
+from plancache.cudnn import plans
 from plancache.keys import BuildSpec, PlanKey, digest
+from plancache.outcome import Reason
 from tests import graphs
 
 
 @pytest.fixture
-def key(tmp_path, targeted):
-    with plancache.open(tmp_path) as cache:
-        yield lambda graph: cache.key(graph)
+def key(targeted):
+    return lambda graph: plans.request(graph, plans.Choice()).key
 
 
 KEY = """
@@ -87,6 +88,35 @@ def test_every_change_of_a_graph_is_another_key_and_no_two_are_the_same(key):
     assert keys["plain"] == key(declare())
 
 
+def outside(stride=(4096, 64, 1), data_type=cudnn.data_type.HALF, offset=cudnn.data_type.INT32, **kwargs):
+    """A graph with tensors that it did not make itself: the frontend lowers them as its own."""
+    graph = graphs.new()
+    a = cudnn.Tensor(dim=[1, 64, 64], stride=list(stride), data_type=data_type, uid=1001)
+    ragged = cudnn.Tensor(dim=[2, 1, 1], stride=[1, 1, 1], data_type=offset, uid=1002)
+    b = graph.tensor(dim=[1, 64, 64], stride=[4096, 64, 1], ragged_offset=ragged)
+    graph.matmul(a, b).set_output(True)
+    return graph
+
+
+def test_tensors_that_a_graph_did_not_make_itself_take_part(key):
+    plain = key(outside())
+    assert key(outside()) == plain
+    for change in (
+        {"stride": (4096, 1, 64)},
+        {"data_type": cudnn.data_type.BFLOAT16},
+        {"offset": cudnn.data_type.INT64},
+    ):
+        assert key(outside(**change)) != plain
+
+
+def test_two_tensors_with_one_uid_cannot_be_keyed(targeted, tmp_path):
+    graph = graphs.new()
+    a, b = (cudnn.Tensor(dim=[1, 64, 64], stride=[4096, 64, 1], data_type=graphs.HALF, uid=7) for _ in range(2))
+    graph.matmul(a, b).set_output(True)
+    with plancache.open(tmp_path) as cache:
+        assert cache.lookup(graph).reason is Reason.NOT_KEYABLE
+
+
 def test_numbers_of_other_types_and_signs_are_other_documents():
     values = [1, 1.0, True, "1", None, 0.0, -0.0, float("inf"), 1e-300, [1], {"integer": 1}]
     assert len({digest(value) for value in values}) == len(values)
@@ -130,7 +160,8 @@ def test_the_environment_names_versions_and_flavour(key):
     assert document["python_engines"]["opt_in"] is False
 
 
-def test_the_python_engines_switch_takes_part(key, monkeypatch):
+@pytest.mark.parametrize("name", ["CUDNN_FRONTEND_ENABLE_FROST_ENGINES", "NVIDIA_TF32_OVERRIDE"])
+def test_switches_that_change_the_plan_list_take_part(key, monkeypatch, name):
     plain = key(graphs.matmul()[0])
-    monkeypatch.setenv("CUDNN_FRONTEND_ENABLE_FROST_ENGINES", "1")
+    monkeypatch.setenv(name, "1")
     assert key(graphs.matmul()[0]).environment != plain.environment

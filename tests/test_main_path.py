@@ -95,7 +95,7 @@ def test_a_row_serves_its_own_and_newer_drivers_and_an_older_one_takes_its_place
         for driver in (12080, 13000):
             with plancache.target(device(driver)):
                 assert cache.lookup(graphs.matmul()[0]).source is Source.DISK
-    assert [row.driver for row in plancache.open(warm).rows() if row.key == outcome.key.hash] == [12080]
+        assert [listed.row.driver for listed in cache.rows(key=outcome.key.hash)] == [12080]
 
 
 def test_the_decorator_returns_what_the_builder_returned_with_the_graph_ready(warm, targeted):
@@ -122,8 +122,8 @@ def test_arguments_that_are_equal_but_of_other_types_do_not_share_a_graph(warm, 
         graph, tensors = graphs.matmul(handle)
         return graph, tensors, scale
 
-    results = [builder(None, value)[2] for value in (1, 1.0, True)]
-    assert [type(value) for value in results] == [int, float, bool]
+    for value in (1, 1.0, True, 0.0, -0.0, (1,), (1.0,), ((True,),), "1"):
+        assert repr(builder(None, value)[2]) == repr(value)
 
 
 def test_one_decorated_builder_serves_two_targets(warm, h200):
@@ -177,15 +177,3 @@ def test_an_explicit_engine_with_knobs_is_a_plan_of_its_own(warm, targeted):
         assert cache.key(graphs.matmul()[0], plan=(engine, {})) != outcomes[0].key != cache.key(graphs.matmul()[0])
         with pytest.raises(plancache.PlanCacheError, match="nothing to heuristics"):
             cache.build(graphs.matmul()[0], heuristics=[cudnn.heur_mode.A], plan=(engine, knobs))
-
-
-def test_policy_all_is_a_plan_of_its_own_and_other_plans_can_be_chosen(warm, targeted):
-    every = cudnn.build_plan_policy.ALL
-    with plancache.open(warm) as cache:
-        graph, _ = graphs.unary()
-        assert cache.build(graph, [cudnn.heur_mode.A], every).source is Source.BUILT
-        served, _ = graphs.unary()
-        assert cache.build(served, [cudnn.heur_mode.A], every).source is Source.DISK
-        assert cache.lookup(graphs.unary()[0], [cudnn.heur_mode.A]).reason is Reason.ABSENT
-        last = graph.get_execution_plan_count() - 1
-        assert served.get_workspace_size_plan_at_index(last) == graph.get_workspace_size_plan_at_index(last)

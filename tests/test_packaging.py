@@ -1,6 +1,7 @@
 """The wheel holds everything that is read at run time, and importing plancache costs nothing."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -54,6 +55,19 @@ print(all(_cases(example) for example in EXAMPLES))
         assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'cache'}\n"), done.stderr
 
 
+def test_everything_that_is_imported_is_a_dependency(wheel):
+    metadata = next(name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
+    text = zipfile.ZipFile(wheel).read(metadata).decode()
+    required = set(re.findall(r"^Requires-Dist: ([\w-]+)", text, re.MULTILINE))
+    packages = {"cudnn": "nvidia-cudnn-frontend", "cuda": "cuda-python", "sqlite_utils": "sqlite-utils"}
+    imported = set()
+    for file in (ROOT / "plancache").rglob("*.py"):
+        imported |= set(re.findall(r"^\s*(?:import|from) (\w+)", file.read_text(), re.MULTILINE))
+    third_party = imported - set(sys.stdlib_module_names) - {"plancache"}
+    assert {packages.get(name, name) for name in third_party} <= required
+    assert len(third_party) > 5
+
+
 def test_importing_plancache_imports_neither_cudnn_nor_anything_slow(run):
     slow = ("cudnn", "click", "rich", "filelock", "sqlite_utils", "sqlite3", "msgpack", "zstandard", "cuda.bindings")
     source = f"import sys, plancache; print([name for name in {slow!r} if name in sys.modules])"
@@ -74,7 +88,7 @@ print([name for name in ("filelock", "sqlite_utils", "click", "rich", "cutlass",
 def test_every_public_name_is_there_and_has_a_docstring():
     import plancache
 
-    for name in plancache.__all__:
+    for name in (*plancache.__all__, "open"):
         value = getattr(plancache, name)
         assert (value.__doc__ or "").strip(), name
     assert set(plancache.__all__) <= set(dir(plancache))

@@ -122,6 +122,30 @@ def test_another_plan_of_the_list_can_be_built_and_chosen(served):
     assert graph.serialize(as_bytes=True)
 
 
+def test_attributes_that_the_caller_put_on_the_graph_stay_there(served):
+    graph, _ = served("matmul")
+    graph.my_workspace = "kept"
+    assert graph.get_engine_count() > 0
+    assert graph.my_workspace == "kept"
+
+
+def test_a_graph_with_tensors_from_outside_is_served(tmp_path, targeted):
+    def declare():
+        graph = graphs.new()
+        a = cudnn.Tensor(dim=[1, 64, 64], stride=[4096, 64, 1], data_type=graphs.HALF, uid=1001, dim_assigned=True)
+        b = graph.tensor(dim=[1, 64, 64], stride=[4096, 64, 1])
+        c = graph.matmul(a, b)
+        c.set_output(True)
+        return graph, c
+
+    with plancache.open(tmp_path) as cache:
+        assert cache.build(declare()[0]).source == "built"
+        graph, c = declare()
+        assert cache.build(graph).source == "disk"
+        assert c.get_dim() == [1, 64, 64]
+        assert graph.get_engine_count() > 0
+
+
 def test_an_explicit_plan_can_be_added_as_to_a_built_graph(served):
     graph, _ = served("matmul")
     engine, knobs = graph.get_engine_and_knobs_at_index(1)

@@ -21,11 +21,11 @@ from rich.table import Table
 
 from plancache.builders import CachedBuilder, the_graph
 from plancache.cache import PlanCache
-from plancache.cache import open as open_cache
 from plancache.cudnn import device as devices
 from plancache.cudnn import frontend
 from plancache.cudnn.target import target
 from plancache.errors import DeviceError, LibraryError, PlanCacheError
+from plancache.opening import open as open_cache
 from plancache.outcome import Source
 from plancache.settings import shipped, user_cache_directory
 
@@ -83,6 +83,8 @@ def _empty(directory: Path | None) -> Path:
     if directory is None:
         directory = user_cache_directory() / "demo"
         shutil.rmtree(directory, ignore_errors=True)
+    elif directory.exists() and not directory.is_dir():
+        raise click.ClickException(f"{directory} is no directory.")
     elif directory.exists() and any(directory.iterdir()):
         raise click.ClickException(
             f"{directory} is not empty. The demo starts from an empty cache: name another --dir."

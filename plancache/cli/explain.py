@@ -6,15 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from plancache import misses, stored
+from plancache import misses
 from plancache.cache import PlanCache
-from plancache.cache import open as open_cache
 from plancache.cli.device import named
 from plancache.cudnn import device as devices
 from plancache.cudnn import environment
@@ -22,9 +20,9 @@ from plancache.errors import PlanCacheError
 from plancache.explain import Explanation, value_text
 from plancache.keys import BuildSpec, PlanKey
 from plancache.misses import Miss
+from plancache.opening import open as open_cache
 from plancache.outcome import Reason
 from plancache.settings import Settings
-from plancache.store import records
 
 
 @click.command()
@@ -90,14 +88,12 @@ def _from_file(file: Path, device_name: str | None) -> Iterator[Miss]:
 
 
 def _stored(cache: PlanCache, prefix: str) -> Iterator[Miss]:
-    for row in cache.rows():
+    for row in (listed.row for listed in cache.rows()):
         if row.key.startswith(prefix):
-            record = cache.record(row)
-            if record is None:
-                continue
-            parts: dict[str, Any] = stored.documents(records.decode(record))
-            key = PlanKey.of(parts["graph"], parts["device"], parts["environment"], parts["build"])
-            yield Miss(key, row.route, Reason.FOUND, parts["labels"])
+            parts = cache.documents(row)
+            if parts is not None:
+                key = PlanKey.of(parts["graph"], parts["device"], parts["environment"], parts["build"])
+                yield Miss(key, row.route, Reason.FOUND, parts["labels"])
 
 
 def _explained(cache: PlanCache, miss: Miss) -> Explanation:

@@ -12,7 +12,7 @@ import difflib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ _ATTRIBUTES = {
     "maxSharedMemoryPerBlockOptin": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
     "reservedSharedMemoryPerBlock": "RESERVED_SHARED_MEMORY_PER_BLOCK",
 }
+_POSITIVE = {*_ATTRIBUTES, "deviceVer", "driverVer"} - {"reservedSharedMemoryPerBlock"}
 FINGERPRINT = ("deviceName", "deviceVer", *_ATTRIBUTES)
 
 
@@ -188,12 +189,21 @@ def live(ordinal: int | None) -> Device:
     return _live(index)
 
 
+def current_ordinal() -> int | None:
+    """The ordinal of the current device; None where there is none. Microseconds after the first call."""
+    try:
+        return _current(_cuda_driver())
+    except (DeviceError, LibraryError):
+        return None
+
+
 def _from_string(text: str) -> Device:
+    text = text.removeprefix("\ufeff")
     if text.lstrip().startswith(("{", "[")):
         return _from_text(text, "JSON")
     if text.lower() in names():
         return _from_text((PACKAGE / "devices" / f"{text.lower()}.json").read_text(), text)
-    if text.endswith(".json") or "/" in text or Path(text).is_file():
+    if text.endswith(".json") or "/" in text or _is_file(text):
         return _from_text(_read(Path(text)), f"file {text}")
     raise DeviceError(
         "unknown device",
@@ -203,21 +213,37 @@ def _from_string(text: str) -> Device:
     )
 
 
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         raise DeviceError("the device file cannot be read", found=str(error), expected="a JSON file") from error
 
 
 def _from_text(text: str, where: str) -> Device:
     try:
-        properties = json.loads(text)
-    except ValueError as error:
+        properties = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
         raise DeviceError(f"{where} is not JSON", found=str(error), expected="device properties as JSON") from error
     if not isinstance(properties, dict):
         raise DeviceError(f"{where} holds no object", found=type(properties).__name__, expected="a JSON object")
     return Device.from_properties(_checked(properties, where))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the field {name} is there twice")
+        found[name] = value
+    return found
 
 
 def _checked(properties: dict[str, Any], where: str) -> dict[str, Any]:
@@ -258,7 +284,9 @@ def _mistyped(name: str, value: Any) -> str | None:
         return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < limit
 
     if name in _TEXTS:
-        return None if isinstance(value, str) and value else "a text"
+        return None if isinstance(value, str) and value.isprintable() and value else "a text"
+    if name in _POSITIVE and value == 0:
+        return "more than 0"
     if name in _TRIPLES:
         fits = isinstance(value, list) and len(value) == 3 and all(number(item) for item in value)
         return None if fits else "three whole numbers"
@@ -283,7 +311,8 @@ def _descriptor(text: str) -> Any:
         ) from error
 
 
-def _cuda_driver() -> Any:
+@cache
+def _initialized_driver() -> Any:
     try:
         import cuda.bindings.driver as driver
     except ImportError as error:
@@ -301,6 +330,18 @@ def _cuda_driver() -> Any:
     return driver
 
 
+def _cuda_driver() -> Any:
+    if _no_driver_here:
+        raise _no_driver_here[0]
+    try:
+        return _initialized_driver()
+    except (DeviceError, LibraryError) as error:
+        # Remembered: a look for a driver that is not there takes milliseconds, and cuInit answers once for all.
+        _no_driver_here.append(error)
+        raise
+
+
+_no_driver_here: list[DeviceError | LibraryError] = []
 _NO_DEVICE = "Name the device to build for: with plancache.target('h200'): ..."
 
 

@@ -29,6 +29,8 @@ def document() -> Document:
         "cuda": _cuda_major(),
         "engines": list(engines),
         "heuristics": heuristics,
+        # Takes TF32 kernels out of every plan list, and makes cuDNN refuse loaded ones (measured with 0).
+        "tf32_override": os.environ.get("NVIDIA_TF32_OVERRIDE"),
         "python_engines": {
             "opt_in": os.environ.get(_OPT_IN, "0").strip().lower() in ("1", "true", "yes", "on"),
             **_engine_packages(),

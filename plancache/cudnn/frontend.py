@@ -36,14 +36,21 @@ def cudnn() -> ModuleType:
     """
     try:
         import cudnn as module
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise LibraryError(
             "the cuDNN frontend cannot be imported",
             found=str(error),
             expected="nvidia-cudnn-frontend 1.32 or later",
             todo="pip install 'plancache[cu12]'",
         ) from error
-    version = getattr(module, "__version__", "unknown")
+    version = str(getattr(module, "__version__", "unknown"))
+    if not hasattr(module, "pygraph") or not hasattr(module, "backend_version"):
+        raise LibraryError(
+            "the module cudnn is not NVIDIA's cuDNN frontend",
+            found=f"{getattr(module, '__file__', 'a module')} {version}",
+            expected="nvidia-cudnn-frontend 1.32 or later",
+            todo="Uninstall the other package, and pip install 'plancache[cu12]'",
+        )
     if _version(version)[:2] < MINIMUM_FRONTEND:
         raise LibraryError(
             "the cuDNN frontend is too old",
@@ -121,10 +128,35 @@ def is_validated(graph: Any) -> bool:
     return bool(graph._is_validated or graph._lowered_graph is not None or graph._frozen)
 
 
-def tensors(graph: Any) -> list[Any]:
-    """Every tensor, by ascending uid (`graph.tensors` leaves out those whose names are not unique)."""
-    by_uid: Mapping[int, Any] = graph._tensor_by_uid
-    return [by_uid[uid] for uid in sorted(by_uid)]
+class SharedUidError(ValueError):
+    """Two tensors of one graph have the same uid: which one a node means cannot be told."""
+
+
+def tensors(graph: Any) -> dict[int, Any]:
+    """Every tensor by uid, ascending: those that the graph made, and those that were handed to it from outside.
+
+    The graph registers only the former, but lowers both. (`graph.tensors` leaves out names that are not unique.)
+
+    Raises:
+        SharedUidError: two tensors have the same uid.
+    """
+    found: dict[int, Any] = dict(graph._tensor_by_uid)
+    pending = [
+        tensor
+        for node in graph._nodes
+        for ports in (node.inputs, node.outputs)
+        for tensor in ports.values()
+        if tensor is not None
+    ]
+    while pending:
+        tensor = pending.pop()
+        known = found.setdefault(tensor.uid, tensor)
+        if known is not tensor:
+            raise SharedUidError(f"tensors {known.name!r} and {tensor.name!r} both have uid {tensor.uid}")
+        if tensor.ragged_offset is not None and found.get(tensor.ragged_offset.uid) is not tensor.ragged_offset:
+            pending.append(tensor.ragged_offset)
+    # A ragged offset may also hang off a tensor that is part of no node; it is then not lowered.
+    return {uid: found[uid] for uid in sorted(found)}
 
 
 def nodes(graph: Any) -> Sequence[Any]:
@@ -296,7 +328,7 @@ class LoadedPlan:
         """Write the stored results of inference into the graph's tensors: (uid, dim, stride, data type)."""
         graph = self._graph()
         types = cudnn().data_type
-        by_uid = graph._tensor_by_uid  # type: ignore[union-attr]
+        by_uid = tensors(graph)
         for uid, dim, stride, data_type in inferred:
             tensor = by_uid[uid]
             self._tensors.append((tensor, tensor.dim, tensor.stride, tensor.data_type))
@@ -358,7 +390,9 @@ class LoadedPlan:
         if served["_lowered_graph"] is not self:
             return served["_lowered_graph"]  # another call was first
         inferred = [(tensor, tensor.dim, tensor.stride, tensor.data_type) for tensor, *_ in self._tensors]
-        vars(graph).clear()
+        # Attributes that the caller has put on the graph since stay where they are.
+        for name in (*self._declared, "execute_plan_at_index"):
+            del vars(graph)[name]
         vars(graph).update({name: _copied(value) for name, value in self._declared.items()})
         _restore(self._tensors)
         try:

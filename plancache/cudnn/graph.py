@@ -1,9 +1,10 @@
 """A graph, as it was declared, as a canonical document.
 
-Everything that reaches cuDNN is in it: nodes in order with every parameter, tensors with every attribute, and
-the constructor's arguments. Left out are names (labels), whether a uid was chosen or given, the handle, the
-device and the kernel cache itself (that there is one counts). A field that a newer frontend adds to its tensors
-is taken in by itself. A value that has no exact encoding, such as a callback, makes the graph not keyable.
+Everything that decides about the plan is in it: nodes in order with every parameter, tensors with every attribute,
+and the constructor's arguments. Left out are names (labels), whether a uid was chosen or given, the handle, the
+device, how CUDA graphs are retained, and the kernel cache itself (that there is one counts). A field that a newer
+frontend adds to its tensors is taken in by itself. A value that has no exact encoding, such as a callback, makes the
+graph not keyable.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def document(graph: Any, device: Device) -> Document:
     try:
         return {
             "arguments": _arguments(frontend.arguments(graph), device),
-            "tensors": [_tensor(tensor) for tensor in frontend.tensors(graph)],
+            "tensors": [_tensor(tensor) for tensor in frontend.tensors(graph).values()],
             "nodes": [_node(node) for node in frontend.nodes(graph)],
         }
-    except TypeError as error:  # a dim or stride that is no whole number
+    except (TypeError, frontend.SharedUidError) as error:  # a dim or stride that is no whole number
         raise NotKeyableError(str(error)) from error
 
 
@@ -70,7 +71,7 @@ def build_spec(graph: Any, heuristics: Any, policy: Any, plan: tuple[int, Mappin
 
 def labels(graph: Any) -> dict[int, str]:
     """The tensors' names by uid: no part of the key, kept so that people can be told which tensor is meant."""
-    return {tensor.uid: tensor.name for tensor in frontend.tensors(graph)}
+    return {uid: tensor.name for uid, tensor in frontend.tensors(graph).items()}
 
 
 def _default_modes() -> list[Any]:

@@ -14,6 +14,7 @@ every driver entry point; each answers CUDA_ERROR_NO_DEVICE. Rules that a review
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import platform
@@ -22,6 +23,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+import time
 from importlib import resources
 from pathlib import Path
 
@@ -67,6 +69,7 @@ _WRITTEN_OUT = {
     "cuGetProcAddress",
     "cuGetProcAddress_v2",
 }
+_COMPILER_SECONDS = 120  # it takes half a second
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
 
@@ -113,25 +116,32 @@ def source() -> str:
 def _library() -> Path:
     text = source()
     name = hashlib.sha256(f"{text}{platform.machine()}".encode()).hexdigest()[:16]
-    directory = _private_directory(user_cache_directory() / "no-driver" / name)
-    path = directory / SONAME
-    if not path.exists():
-        _compile(text, path)
-    return path
+    fallback = Path(tempfile.gettempdir(), f"plancache-{os.getuid()}")
+    for home in (user_cache_directory(), fallback):
+        directory = home / "no-driver" / name
+        try:
+            if _private(directory):
+                if not (directory / SONAME).exists():
+                    _compile(text, directory / SONAME)
+                return directory / SONAME
+        except OSError:
+            continue  # not writable, or full: the other place
+    raise LibraryError(
+        "the stand-in for the NVIDIA driver cannot be kept anywhere",
+        found=f"neither {user_cache_directory()} nor {fallback} can be written by this user alone",
+        expected="one of them",
+        todo="Set XDG_CACHE_HOME or TMPDIR to a directory of your own with some free space.",
+    )
 
 
-def _private_directory(wanted: Path) -> Path:
-    """`wanted`, made if need be; a fresh temporary one where it cannot be made or somebody else could write it."""
-    try:
-        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = wanted.stat()
-        writable = os.access(wanted, os.W_OK) or (wanted / SONAME).exists()
-    except OSError:
-        writable = False
-    else:
-        others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        writable = writable and status.st_uid in (0, os.getuid()) and not others
-    return wanted if writable else Path(tempfile.mkdtemp(prefix="plancache-no-driver-"))
+def _private(directory: Path) -> bool:
+    """Make a directory that only its owner, me or root, can write; whether it is one."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place in (directory, directory.parent, directory.parent.parent):
+        status = place.stat()
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+    return True
 
 
 def _compile(text: str, path: Path) -> None:
@@ -143,17 +153,26 @@ def _compile(text: str, path: Path) -> None:
             expected="one of them",
             todo="Install a C compiler (Debian: apt-get install gcc libc6-dev), or the NVIDIA driver.",
         )
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+    for left_over in path.parent.glob("tmp*"):  # of a process that was killed here an hour ago or more
+        if left_over.stat().st_mtime < time.time() - 3600:
+            shutil.rmtree(left_over, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as scratch:
         code, built = Path(scratch, "driver.c"), Path(scratch, SONAME)
         code.write_text(text)
         command = [*compiler.split(), "-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{SONAME}"]
         try:
             done = subprocess.run(
-                [*command, "-o", str(built), str(code), "-ldl"], capture_output=True, text=True, check=False
+                [*command, "-o", str(built), str(code), "-ldl"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_COMPILER_SECONDS,
             )
             complaint = done.stderr.strip() if done.returncode else ""
-        except OSError as error:
+        except (FileNotFoundError, PermissionError, subprocess.TimeoutExpired) as error:
             complaint = str(error)
+        if "No space left" in complaint:
+            raise OSError(errno.ENOSPC, complaint)
         if complaint or not built.exists():
             raise LibraryError(
                 "the C compiler could not make the stand-in for the NVIDIA driver",

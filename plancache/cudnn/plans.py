@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -27,15 +27,32 @@ class Route(StrEnum):
 class Choice:
     """How a plan is chosen: by these heuristic modes and this policy, or (engine, knobs) outright."""
 
-    heuristics: Any = None
+    heuristics: Sequence[Any] | None = None
     policy: Any = None
     plan: tuple[int, Mapping[Any, int]] | None = None
 
     def __post_init__(self) -> None:
+        modes, policies = frontend.cudnn().heur_mode, frontend.cudnn().build_plan_policy
+        if self.heuristics is not None:
+            object.__setattr__(self, "heuristics", _listed(self.heuristics))  # an iterator would be used up by the key
+            wrong = [mode for mode in self.heuristics or () if not isinstance(mode, modes)]
+            if wrong:
+                raise BuilderError("heuristics are modes", found=repr(wrong[0]), expected="a list of cudnn.heur_mode")
+        if self.policy is not None and not isinstance(self.policy, policies):
+            raise BuilderError("unknown policy", found=repr(self.policy), expected="a cudnn.build_plan_policy")
         if self.plan is not None and self.heuristics is not None:
             raise BuilderError(
                 "an explicit plan leaves nothing to heuristics", found="both", expected="heuristics or plan, not both"
             )
+
+
+def _listed(heuristics: Any) -> list[Any]:
+    try:
+        return list(heuristics)
+    except TypeError:
+        raise BuilderError(
+            "heuristics are a list", found=repr(heuristics), expected="a list of cudnn.heur_mode"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -55,9 +72,16 @@ class BuiltPlan:
 
     plans: frontend.PlanList
     inferred: list[list[Any]]
-    workspace: int
     blob: bytes
     seconds: float
+
+
+class UnkeptPlanError(Exception):
+    """The graph is built and ready, but its plan cannot be kept; `kind` says why."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(detail)
+        self.kind = kind
 
 
 class UnknownEnvironmentError(Exception):
@@ -115,28 +139,36 @@ def run_build(declared: Any, choice: Choice) -> None:
     declared.build_plans(*(() if choice.policy is None else (choice.policy,)))
 
 
-def build(wanted: Request) -> BuiltPlan | str:
-    """Build the request's graph; its plan, or the kind of plan that is not stored (`python`, `delegated`)."""
+def build(wanted: Request) -> BuiltPlan:
+    """Build the request's graph, and give its plan.
+
+    Raises:
+        UnkeptPlanError: the graph was built, and its plan is of a kind that is not kept or cannot be read.
+        And whatever the frontend raises while building: that is the caller's.
+    """
     declared = wanted.graph
-    before = {tensor.uid: _attributes(tensor) for tensor in frontend.tensors(declared)}
+    before = {uid: _attributes(tensor) for uid, tensor in frontend.tensors(declared).items()}
     started = time.perf_counter()
     run_build(declared, wanted.choice)
     seconds = time.perf_counter() - started
+    try:
+        return _built(declared, before, seconds)
+    except UnkeptPlanError:
+        raise
+    except Exception as error:  # the graph is ready; what went wrong is only the keeping
+        raise UnkeptPlanError("unreadable", f"{type(error).__name__}: {error}") from error
+
+
+def _built(declared: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
     kind = frontend.chosen_kind(declared)
     if kind != "backend":
-        return kind
+        raise UnkeptPlanError(kind)
     inferred = []
-    for tensor in frontend.tensors(declared):
+    for uid, tensor in frontend.tensors(declared).items():
         now = _attributes(tensor)
-        if now != before.get(tensor.uid):
-            inferred.append([tensor.uid, *now])
-    return BuiltPlan(
-        plans=frontend.plan_list(declared),
-        inferred=inferred,
-        workspace=int(declared.get_workspace_size()),
-        blob=declared.serialize(as_bytes=True),
-        seconds=seconds,
-    )
+        if now != before.get(uid):
+            inferred.append([uid, *now])
+    return BuiltPlan(frontend.plan_list(declared), inferred, declared.serialize(as_bytes=True), seconds)
 
 
 def _attributes(tensor: Any) -> tuple[list[int], list[int], str | None]:
@@ -190,7 +222,6 @@ def described(plan: BuiltPlan) -> dict[str, Any]:
         "plans": listed,
         "selected": plan.plans.selected,
         "inferred": plan.inferred,
-        "workspace": plan.workspace,
         "seconds": plan.seconds,
     }
 

@@ -10,6 +10,12 @@ from typing import Any
 from plancache.cudnn import frontend
 from plancache.cudnn.device import Device, device
 
+# The constructor's arguments that may be given by position (a contract test compares them with the frontend's).
+_POSITIONAL = (
+    *("name", "io_data_type", "intermediate_data_type", "compute_data_type", "handle", "sm_count", "sm_version"),
+    *("kernel_cache", "device_property", "is_dynamic_shape_enabled", "is_override_shape_enabled"),
+    "cuda_graph_retention",
+)
 _target: ContextVar[Device | None] = ContextVar("plancache.target", default=None)
 
 
@@ -40,29 +46,23 @@ def current() -> Device | None:
 
 
 def pygraph(*args: Any, **kwargs: Any) -> Any:
-    """`cudnn.pygraph`, with the same arguments, aware of `target()`.
+    """`cudnn.pygraph`, with the same arguments, aware of `target()`. A function: for isinstance use `cudnn.pygraph`.
 
-    Inside a target, device properties and `sm_version` are filled in and a handle is dropped, so that one builder
-    serves a host with a GPU and one without. Returns a `cudnn.pygraph`.
+    Inside a target, device properties and `sm_version` are filled in where they are not given, and a handle is
+    dropped, so that one builder serves a host with a GPU and one without. Returns a `cudnn.pygraph`.
     """
     chosen = _target.get()
     make = frontend.cudnn().pygraph
     if chosen is None:
         return make(*args, **kwargs)
-    # The constructor's first arguments may be given by position: name, three data types, then the handle.
-    handle_at, version_at, device_at = 4, 6, 8
-    given = list(args)
-    for place in (handle_at, version_at, device_at):
-        if len(given) > place:
-            given[place] = None
-    for name in ("handle", "sm_version", "device_property"):
-        kwargs.pop(name, None)
-    if len(given) > version_at:
-        given[version_at] = chosen.sm_version
-    else:
-        kwargs["sm_version"] = chosen.sm_version
-    if len(given) > device_at:
-        given[device_at] = chosen.native
-    else:
-        kwargs["device_property"] = chosen.native
-    return make(*given, **kwargs)
+    # What was given by position, the handle among it, gets its name.
+    given = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
+    if len(args) > len(_POSITIONAL):
+        return make(*args, **kwargs)  # its own TypeError
+    given.pop("handle", None)
+    # What the caller says of the device stays: a contradiction is found when the graph is keyed.
+    if given.get("device_property") is None:
+        given["device_property"] = chosen.native
+    if given.get("sm_version") is None:
+        given["sm_version"] = chosen.sm_version
+    return make(**given)

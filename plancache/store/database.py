@@ -1,41 +1,70 @@
-"""SQLite: connections, pragmas, migrations.
+"""SQLite: connections, pragmas, migrations, and a database that is beyond use.
 
-One connection a thread and process: a connection must not cross a fork, and a thread must not wait for another
-one's transaction. Opening a database that is up to date reads one number; sqlite-utils and filelock are imported
-only where there is something to migrate.
+One connection a thread and process: a connection must not cross a fork, and a thread must not wait for another one's
+transaction. Opening a database that is up to date reads one number; sqlite-utils and filelock are imported only where
+there is something to migrate. Nothing here opens the file beside its connection: closing such a descriptor would drop
+the process's POSIX locks on the database (https://sqlite.org/howtocorrupt.html, 2.2).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plancache.errors import StoreError
 from plancache.settings import shipped
-from plancache.store import directory
+from plancache.store.directory import Access
 
 if TYPE_CHECKING:
     from sqlite_utils import Database as Inspected
 
 FILE = "plancache.sqlite3"
-# Seconds that a write waits for another process's write. A put takes 0.2 ms.
-_BUSY = 10.0
-# Pages; the default of 1,000 stalls a put by 40 ms every 60 puts (measured).
-_AUTOCHECKPOINT = 4000
+# Seconds that a write waits for another process's write (a put takes 0.2 ms), and for another one's migration.
+_BUSY = 2.0
+_MIGRATION = 10.0
+_DAMAGE = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
+_COMPANIONS = ("", "-wal", "-shm", "-journal")
+
+
+class _Held:
+    """A connection of one thread of one process; closed when its thread ends."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, inode: object, identity: object = None, copy: Path | None = None
+    ) -> None:
+        self.connection = connection
+        self.inode = inode
+        self.identity = identity  # of an immutable one: which state of the file it shows
+        self.process = os.getpid()
+        self.copy = copy
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.copy is not None:
+            shutil.rmtree(self.copy, ignore_errors=True)
+
+    def __del__(self) -> None:
+        # Inherited over a fork, closing would be a use of it.
+        if self.process == os.getpid():
+            with suppress(sqlite3.Error):
+                self.close()
 
 
 class Database:
-    """The database file of one cache directory."""
+    """One database file: a cache directory's, or a bundle."""
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
-        self.path = path
-        self.file = path / FILE
-        self.read_only = read_only
+    def __init__(self, file: Path, access: Access, bundle: bool = False) -> None:
+        self.file = file
+        self.access = access
+        self.bundle = bundle
         self._local = threading.local()
 
     def connection(self) -> sqlite3.Connection:
@@ -44,43 +73,104 @@ class Database:
         Raises:
             StoreError: the file cannot be opened, is no database, or was written by a newer plancache.
         """
-        mine: tuple[int, sqlite3.Connection] | None = getattr(self._local, "connection", None)
-        if mine is not None and mine[0] == os.getpid():
-            return mine[1]
+        held: _Held | None = getattr(self._local, "held", None)
+        if held is not None and held.process == os.getpid() and not (held.identity and self._replaced(held)):
+            return held.connection
         with faults(self.file):
-            opened = self._open()
-        if mine is not None:
-            # Inherited over a fork: closing it here would be a use of it. It is kept and never touched.
-            self._local.inherited = mine
-        self._local.connection = (os.getpid(), opened)
-        return opened
+            self._local.held = self._open()
+        return self._local.held.connection  # type: ignore[no-any-return]
+
+    def check_identity(self) -> None:
+        """Before writing: let go of the connection if the file was deleted or replaced meanwhile."""
+        held: _Held | None = getattr(self._local, "held", None)
+        if held is not None and _inode(self.file) != held.inode:
+            self.close()
 
     def close(self) -> None:
         """Close this thread's connection."""
-        mine: tuple[int, sqlite3.Connection] | None = getattr(self._local, "connection", None)
-        if mine is not None and mine[0] == os.getpid():
-            del self._local.connection
+        held: _Held | None = getattr(self._local, "held", None)
+        if held is not None and held.process == os.getpid():
+            del self._local.held
             with faults(self.file):
-                mine[1].close()
+                held.close()
 
-    def _open(self) -> sqlite3.Connection:
-        if self.read_only:
-            if not self.file.exists():
-                raise StoreError("there is no cache here", path=self.path, found="no database", expected=FILE)
-            connection = sqlite3.connect(
-                f"{self.file.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY, isolation_level=None
-            )
-        else:
-            directory.make(self.path)
-            connection = sqlite3.connect(self.file, timeout=_BUSY, isolation_level=None)
+    def set_aside(self) -> None:
+        """Move a database that is beyond use out of the way, so that the next connection makes a new one.
+
+        What is good in it stays there, for `verify --repair`. Other processes go on with the moved file until they
+        find it damaged too.
+        """
+        import filelock
+
+        held: _Held | None = getattr(self._local, "held", None)
+        mine = None if held is None else held.inode
+        with faults(self.file):
+            self.close()
+            with filelock.FileLock(self.file.parent / "migrate.lock", timeout=_MIGRATION, mode=self.access.file_mode):
+                if mine is not None and _inode(self.file) != mine:
+                    return  # another process was first
+                aside = f"damaged-{time.time_ns()}-{self.file.name}"
+                for companion in _COMPANIONS:
+                    with suppress(FileNotFoundError):
+                        Path(f"{self.file}{companion}").rename(self.file.parent / f"{aside}{companion}")
+
+    # ------------------------------------------------------------ opening
+
+    def _replaced(self, held: _Held) -> bool:
+        return _identity(self.file) != held.identity
+
+    def _open(self) -> _Held:
+        if not self.access.read_only and not self.bundle:
+            return self._checked(_connect(self.file), _inode(self.file))
+        if not self.file.exists():
+            raise StoreError("there is no cache here", path=self.file, found="no database", expected=str(self.file))
+        return self._open_read_only()
+
+    def _open_read_only(self) -> _Held:
+        """Without a write: `mode=ro` where SQLite can have its shared memory, else `immutable`, else a private copy.
+
+        `immutable` is right only if nobody writes: where there is no journal, and reopened when the file changes.
+        (Beside a writer it gave "malformed" and a bad row, and it ignores a journal that was left behind; measured.)
+        """
+        inode = _inode(self.file)
+        journals = [Path(f"{self.file}{end}") for end in ("-wal", "-journal")]
+        left_over = any(journal.exists() and journal.stat().st_size for journal in journals)
+        writable = os.access(self.file.parent, os.W_OK)
+        if not self.bundle and (writable or left_over):
+            try:
+                return self._checked(_connect(self.file, "mode=ro"), inode)
+            except sqlite3.OperationalError:
+                if not left_over:
+                    raise
+            return self._open_copy(inode)
+        return self._checked(_connect(self.file, "mode=ro&immutable=1"), inode, identity=_identity(self.file))
+
+    def _open_copy(self, inode: object) -> _Held:
+        copy = Path(tempfile.mkdtemp(prefix="plancache-"))
         try:
-            self._prepare(connection)
+            for companion in _COMPANIONS:
+                if companion != "-shm":
+                    with suppress(FileNotFoundError):
+                        shutil.copyfile(f"{self.file}{companion}", copy / f"{self.file.name}{companion}")
+            return self._checked(_connect(copy / self.file.name), inode, copy=copy)
+        except BaseException:
+            shutil.rmtree(copy, ignore_errors=True)
+            raise
+
+    def _checked(
+        self, connection: sqlite3.Connection, inode: object, identity: object = None, copy: Path | None = None
+    ) -> _Held:
+        held = _Held(connection, inode, identity, copy)
+        try:
+            self._prepare(connection, copy is not None)
+            if inode is None:  # it was made just now
+                held.inode = _inode(self.file)
         except BaseException:
             connection.close()
             raise
-        return connection
+        return held
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, connection: sqlite3.Connection, private: bool) -> None:
         version = _version(connection)
         files = migrations()
         if version > len(files):
@@ -92,16 +182,44 @@ class Database:
                 todo="Upgrade plancache, or give this one another directory.",
             )
         if version < len(files):
-            if self.read_only:
+            if self.access.read_only and not private:
                 raise StoreError(
-                    "the cache was written by an older plancache and may not be written",
+                    "the cache was written by an older plancache, and may not be written",
                     path=self.file,
                     found=f"schema {version}",
+                    expected=f"schema {len(files)}",
                 )
-            _migrate(connection, self.path, files)
-        if not self.read_only:
+            self._migrate(connection, files)
+        if not self.access.read_only:
             connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT}")
+            # Checkpoints are run by maintain(), never inside a put: that stalls it by 40 ms, and under a build lock.
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+    def _migrate(self, connection: sqlite3.Connection, files: list[Path]) -> None:
+        """Apply what is missing. Under a lock: processes that race in sqlite-utils' ledger fail (2 of 80, measured)."""
+        try:
+            import filelock
+            import sqlite_utils
+        except ImportError as error:
+            raise StoreError("plancache is not installed whole", path=self.file, found=str(error)) from error
+        lock = filelock.FileLock(self.file.parent / "migrate.lock", timeout=_MIGRATION, mode=self.access.file_mode)
+        try:
+            with lock:
+                if _version(connection) >= len(files):
+                    return  # another process was first
+                # Both must be said before the first table is made.
+                connection.execute("PRAGMA page_size = 16384")
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                connection.execute("PRAGMA journal_mode = WAL")
+                self.access.follow(self.file)
+                ledger = sqlite_utils.Migrations("plancache")
+                for number, file in enumerate(files, start=1):
+                    ledger(name=file.stem)(_migration(file, number))
+                ledger.apply(sqlite_utils.Database(connection))
+        except filelock.Timeout as error:
+            raise StoreError(
+                "another process has been making or migrating the cache for too long", path=self.file, found=str(error)
+            ) from error
 
 
 @contextmanager
@@ -110,8 +228,12 @@ def faults(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         raise StoreError(
-            "the cache's database cannot be used", path=path, found=f"{type(error).__name__}: {error}"
+            "the cache's database cannot be used",
+            path=path,
+            damaged=code in _DAMAGE,
+            found=f"{type(error).__name__}: {error}",
         ) from error
 
 
@@ -120,26 +242,30 @@ def migrations() -> list[Path]:
     return sorted(shipped("migrations").glob("[0-9]*.sql"))
 
 
+def _connect(file: Path, query: str = "") -> sqlite3.Connection:
+    address = f"{file.absolute().as_uri()}?{query}" if query else str(file)
+    # check_same_thread off: a thread's connection is closed by whoever drops the last reference to it.
+    return sqlite3.connect(address, uri=bool(query), timeout=_BUSY, isolation_level=None, check_same_thread=False)
+
+
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _migrate(connection: sqlite3.Connection, path: Path, files: list[Path]) -> None:
-    """Apply what is missing. Under a lock: processes that race in sqlite-utils' ledger fail (2 of 80, measured)."""
-    import filelock
-    import sqlite_utils
+def _inode(file: Path) -> object:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
-    with filelock.FileLock(path / "migrate.lock", timeout=60):
-        if _version(connection) >= len(files):
-            return  # another process was first
-        # Both must be said before the first table is made.
-        connection.execute("PRAGMA page_size = 16384")
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("PRAGMA journal_mode = WAL")
-        ledger = sqlite_utils.Migrations("plancache")
-        for number, file in enumerate(files, start=1):
-            ledger(name=file.stem)(_migration(file, number))
-        ledger.apply(sqlite_utils.Database(connection))
+
+def _identity(file: Path) -> object:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _migration(file: Path, number: int) -> Callable[[Inspected], None]:

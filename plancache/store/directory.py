@@ -1,11 +1,19 @@
-"""The cache directory: where it is by default, and how it is made."""
+"""The cache directory: where it is by default, which file system it is on, whether it may be trusted, its modes."""
 
 from __future__ import annotations
 
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from plancache.errors import StoreError
 from plancache.settings import user_cache_directory
+
+# File systems whose locks and shared memory SQLite's WAL can rely on. Everything else (NFS, Lustre, GPFS, FUSE,
+# unknown) holds record files.
+LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs"})
 
 
 def default_directory() -> Path:
@@ -13,8 +21,110 @@ def default_directory() -> Path:
     return user_cache_directory() / "plans"
 
 
-def make(path: Path) -> None:
-    """Make the directory, readable by its owner alone: a cached plan is native code. An existing one keeps its mode."""
+def filesystem(path: Path) -> str:
+    """The type of the file system that `path` is on, or would be; `unknown` where it cannot be told."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        place = _existing(path).resolve()
+    except OSError:
+        return "unknown"
+    best, kind = -1, "unknown"
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        mounted = Path(left.split()[4].encode().decode("unicode_escape"))
+        # Of mounts on the same place, the last one is on top.
+        if place.is_relative_to(mounted) and len(mounted.parts) >= best:
+            best, kind = len(mounted.parts), right.split()[0]
+    return kind
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+@dataclass(frozen=True)
+class Access:
+    """What may be done with a cache directory.
+
+    Attributes:
+        read_only: nothing may be written there.
+        mode: the directory's mode, which everything that is made in it follows.
+    """
+
+    read_only: bool
+    mode: int = 0o700
+
+    @property
+    def file_mode(self) -> int:
+        """The mode of files."""
+        return self.mode & 0o666
+
+    def make(self, path: Path) -> None:
+        """Make a directory below, with the same mode (and group, where that is set on the directory)."""
+        if not path.is_dir():
+            path.mkdir(exist_ok=True)
+            with suppress(PermissionError):  # another user has made it meanwhile
+                path.chmod(self.mode)
+
+    def follow(self, path: Path) -> None:
+        """Give a file that was just made the directory's mode."""
+        with suppress(PermissionError):
+            path.chmod(self.file_mode)
+
+
+def access(path: Path, *, read_only: bool, signed: bool, trusted: tuple[str, ...]) -> Access:
+    """Make the directory if it is not there, and say what may be done with it.
+
+    A cached plan is native code, so a directory that others may have written is refused. A new one is readable by its
+    owner alone; an existing one keeps its mode.
+
+    Args:
+        read_only: do not make it, and do not write.
+        signed: every record is checked against a key, so that it does not matter who wrote it.
+        trusted: paths of directories of other owners that are taken nevertheless.
+
+    Raises:
+        StoreError: the directory cannot be made, is not there, or is refused; the error says why.
+    """
+    if not path.exists():
+        if read_only:
+            raise StoreError("there is no cache here", path=path, found=f"no directory {path}")
+        _make(path)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise StoreError("the cache directory cannot be read", path=path, found=str(error)) from error
+    named = str(path) in trusted or str(path.resolve()) in trusted
+    _refuse(path, status, signed or named)
+    mine = status.st_uid == os.geteuid() or (status.st_mode & stat.S_IWGRP and _in_group(status.st_gid))
+    may_write = mine and os.access(path, os.W_OK | os.X_OK)
+    return Access(read_only or not may_write, stat.S_IMODE(status.st_mode))
+
+
+def _refuse(path: Path, status: os.stat_result, vouched: bool) -> None:
+    def refused(why: str, todo: str) -> StoreError:
+        what = "the cache directory is refused, since others could put native code into it"
+        return StoreError(what, path=path, found=f"{path} {why}", todo=todo)
+
+    if not stat.S_ISDIR(status.st_mode):
+        raise StoreError("the cache directory is no directory", path=path, found=str(path), todo="Set PLANCACHE_DIR.")
+    if status.st_mode & stat.S_IWOTH:
+        raise refused("may be written by everybody", f"chmod o-w {path}")
+    if status.st_mode & stat.S_IWGRP and not _in_group(status.st_gid) and status.st_uid != os.geteuid():
+        raise refused("may be written by a group that you are not in", "Have it signed (PLANCACHE_KEY_FILE).")
+    shared = bool(status.st_mode & stat.S_IWGRP)
+    if status.st_uid not in (0, os.geteuid()) and not shared and not vouched:
+        raise refused(f"belongs to another user ({status.st_uid})", f"PLANCACHE_TRUST={path}, or have it signed.")
+
+
+def _in_group(group: int) -> bool:
+    return os.geteuid() == 0 or group == os.getegid() or group in os.getgroups()
+
+
+def _make(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)

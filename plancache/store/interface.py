@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """What a store files a record under, and what it lists of it: an index over the record, never the truth."""
+    """What a record is filed under and listed by. It is part of the record too, which is the truth."""
 
     key: str
     route: str
@@ -26,34 +26,66 @@ class Row:
     seconds: float
     size: int
 
+    def gives_way_to(self, other: Row) -> bool:
+        """Whether `other` may take this row's place: newer drivers and frontends take what older ones made."""
+        no_newer = other.driver <= self.driver and other.frontend <= self.frontend
+        return no_newer and (other.driver < self.driver or other.frontend < self.frontend)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A row as it is listed: with its use, which is best effort, and what its record takes on disk."""
+
+    row: Row
+    used: float
+    hits: int
+    stored: int
+
 
 class Store(ABC):
     """Records by key and route. Every method may raise `StoreError`; none changes a record's bytes."""
 
+    #: Whether nothing may be written; `put` and `discard` then raise.
+    read_only: bool
+
     @abstractmethod
     def get(self, key: str, route: str) -> bytes | None:
-        """The record, or None. Writes nothing and takes no write lock."""
+        """The record, or None. Writes nothing and takes no write lock; its use is remembered and written later."""
 
     @abstractmethod
     def put(self, row: Row, record: bytes, replaces: bytes | None = None) -> bool:
         """Store a record in one step; whether it was stored.
 
-        A record for an older driver and frontend replaces one for newer ones, never the reverse, since newer ones
-        take what older ones made. `replaces` is a record found to be unfit: it is replaced whatever it was made
-        for, if it is still the one that is there.
+        It takes the place of one that gives way to it (`Row.gives_way_to`) and of no other, but for `replaces`: a
+        record found to be unfit, if it is still the one that is there.
         """
 
     @abstractmethod
-    def discard(self, key: str, route: str, record: bytes) -> bool:
-        """Remove the record if it is still this one; whether it was."""
+    def discard(self, key: str, route: str, record: bytes | None = None) -> bool:
+        """Remove a record, if it is still this one (None: whichever it is); whether there was one."""
 
     @abstractmethod
-    def rows(self, **equal: str) -> Iterator[Row]:
+    def rows(self, **equal: str) -> Iterator[Listed]:
         """The rows whose columns have these values (all of them without any), newest first.
 
         Not promised: that a row still has a record when it is asked for.
         """
 
     @abstractmethod
+    def salvage(self) -> Iterator[tuple[str, str, Row | None, bytes]]:
+        """Every record that can be read, also of a damaged store: key, route, the row that lists it, the record.
+
+        The row is None where there is no listing apart from the record.
+        """
+
+    @abstractmethod
+    def maintain(self) -> None:
+        """Keep the bound on disk and tidy up. Never called under a build lock, since it may take a while."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write what is remembered of use. Best effort: it raises nothing."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Release what this process holds. The store may be used again; it opens itself."""
+        """Release what this thread holds. The store may be used again; it opens itself."""

@@ -2,62 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import astuple, fields
 from pathlib import Path
 
-from plancache.store.database import Database, faults
-from plancache.store.interface import Row, Store
+from plancache.errors import StoreError
+from plancache.store import eviction
+from plancache.store.database import FILE, Database, faults
+from plancache.store.directory import Access
+from plancache.store.eviction import Bounds
+from plancache.store.interface import Listed, Row, Store
 
-_COLUMNS = ", ".join(field.name for field in fields(Row))
+_NAMES = tuple(field.name for field in fields(Row))
+_COLUMNS = ", ".join(_NAMES)
 _GET = "SELECT record FROM plans WHERE key = ? AND route = ?"
-_ROWS = f"SELECT {_COLUMNS} FROM plans"
+_ROWS = f"SELECT {_COLUMNS}, used, hits, length(record) FROM plans"
 _NEWEST_FIRST = " ORDER BY created DESC, key, route"
-_NAMES = frozenset(field.name for field in fields(Row))
-_DISCARD = "DELETE FROM plans WHERE key = ? AND route = ? AND record = ?"
-# One statement, so that of two writers each sees the other's row whole.
+_STAMP = "UPDATE plans SET used = max(used, ?), hits = hits + ? WHERE key = ? AND route = ?"
+# One statement, so that of two writers each sees the other's row whole. The condition is Row.gives_way_to.
 _PUT = f"""
-INSERT INTO plans ({_COLUMNS}, record) VALUES ({", ".join("?" * (len(fields(Row)) + 1))})
+INSERT INTO plans ({_COLUMNS}, used, hits, record) VALUES ({", ".join("?" * len(_NAMES))}, ?, 0, ?)
 ON CONFLICT (key, route) DO UPDATE SET
-    {", ".join(f"{field.name} = excluded.{field.name}" for field in fields(Row))}, record = excluded.record
-WHERE plans.record = ?
+    {", ".join(f"{name} = excluded.{name}" for name in _NAMES)}, used = excluded.used, record = excluded.record
+WHERE plans.record IS ?
    OR (excluded.driver <= plans.driver AND excluded.frontend <= plans.frontend
        AND (excluded.driver < plans.driver OR excluded.frontend < plans.frontend))
 """
 
 
 class SqliteStore(Store):
-    """The store on local file systems. See `Store` for what is promised."""
+    """The store on local file systems, and in bundles. See `Store` for what is promised."""
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
-        self.database = Database(path, read_only)
+    def __init__(self, file: Path, access: Access, bounds: Bounds | None = None, bundle: bool = False) -> None:
+        self.database = Database(file, access, bundle)
+        self.read_only = access.read_only or bundle
+        self.bounds = bounds or Bounds()
+        self._used: dict[tuple[str, str], list[float]] = {}
+
+    @classmethod
+    def at(cls, directory: Path, access: Access, bounds: Bounds | None = None) -> SqliteStore:
+        """The store of a cache directory."""
+        return cls(directory / FILE, access, bounds)
 
     def get(self, key: str, route: str) -> bytes | None:
         connection = self.database.connection()
         with faults(self.database.file):
             found = connection.execute(_GET, (key, route)).fetchone()
-        return None if found is None else found[0]
+        if found is None:
+            return None
+        if not self.read_only:
+            stamp = self._used.setdefault((key, route), [0.0, 0])
+            stamp[0], stamp[1] = time.time(), stamp[1] + 1
+        # Whatever somebody has put there: what is no record is found out by its digest.
+        return found[0] if isinstance(found[0], bytes) else str(found[0]).encode()
 
     def put(self, row: Row, record: bytes, replaces: bytes | None = None) -> bool:
-        connection = self.database.connection()
-        with faults(self.database.file):
-            return connection.execute(_PUT, (*astuple(row), record, replaces)).rowcount > 0
+        self._may_write()
+        self.database.check_identity()
+        try:
+            return self._put(row, record, replaces)
+        except StoreError as error:
+            if not error.damaged:
+                raise
+        self.database.set_aside()
+        return self._put(row, record, replaces)
 
-    def discard(self, key: str, route: str, record: bytes) -> bool:
+    def _put(self, row: Row, record: bytes, replaces: bytes | None) -> bool:
         connection = self.database.connection()
-        with faults(self.database.file):
-            return connection.execute(_DISCARD, (key, route, record)).rowcount > 0
+        values = (*astuple(row), time.time(), record, replaces if replaces is not None else b"")
+        with faults(self.database.file), _transaction(connection):
+            need = len(record) + (64 << 10)  # and the pages of indexes that may split
+            if not eviction.make_room(connection, self.bounds, need, row.key, row.environment):
+                return False
+            self._write_stamps(connection)
+            return connection.execute(_PUT, values).rowcount > 0
 
-    def rows(self, **equal: str) -> Iterator[Row]:
-        unknown = set(equal) - _NAMES
+    def discard(self, key: str, route: str, record: bytes | None = None) -> bool:
+        self._may_write()
+        connection = self.database.connection()
+        same, values = ("", ()) if record is None else (" AND record IS ?", (record,))
+        statement = f"DELETE FROM plans WHERE key = ? AND route = ?{same}"
+        with faults(self.database.file):
+            return connection.execute(statement, (key, route, *values)).rowcount > 0
+
+    def rows(self, **equal: str) -> Iterator[Listed]:
+        unknown = set(equal) - set(_NAMES)
         if unknown:
             raise TypeError(f"rows have no column {', '.join(sorted(unknown))}")
         where = " AND ".join(f"{name} = ?" for name in equal)
         connection = self.database.connection()
         with faults(self.database.file):
             statement = _ROWS + (f" WHERE {where}" if where else "") + _NEWEST_FIRST
-            for values in connection.execute(statement, tuple(equal.values())):
-                yield Row(*values)
+            for *values, used, hits, stored in connection.execute(statement, tuple(equal.values())):
+                yield Listed(Row(*values), used, hits, stored)
+
+    def salvage(self) -> Iterator[tuple[str, str, Row | None, bytes]]:
+        connection = self.database.connection()
+        statement = f"SELECT {_COLUMNS}, record FROM plans WHERE rowid = ?"
+        for number in self._numbers(connection):
+            # Row by row: a damaged page costs the rows on it, and not those behind it.
+            with suppress(sqlite3.DatabaseError):
+                found = connection.execute(statement, (number,)).fetchone()
+                if found is not None:
+                    record = found[-1] if isinstance(found[-1], bytes) else b""
+                    yield str(found[0]), str(found[1]), Row(*found[:-1]), record
+
+    def _numbers(self, connection: sqlite3.Connection) -> Iterable[int]:
+        try:
+            return [number for (number,) in connection.execute("SELECT rowid FROM plans").fetchall()]
+        except sqlite3.DatabaseError:
+            with faults(self.database.file):
+                (last,) = connection.execute("SELECT max(rowid) FROM plans").fetchone()
+            return range(1, (last or 0) + 1)
+
+    def maintain(self) -> None:
+        if self.read_only:
+            return
+        connection = self.database.connection()
+        with faults(self.database.file):
+            eviction.shrink(connection, self.bounds)
+            if self._journal() > self.bounds.journal:
+                eviction.checkpoint(connection)
+
+    def flush(self) -> None:
+        if self._used and not self.read_only:
+            with suppress(StoreError), faults(self.database.file):
+                connection = self.database.connection()
+                with _transaction(connection):
+                    self._write_stamps(connection)
 
     def close(self) -> None:
+        self.flush()
         self.database.close()
+
+    def _write_stamps(self, connection: sqlite3.Connection) -> None:
+        """A stamp on every get would take two readers from 1.9 times one reader's speed to 0.8 (measured)."""
+        used, self._used = self._used, {}
+        connection.executemany(_STAMP, [(when, hits, *row) for row, (when, hits) in used.items()])
+
+    def _journal(self) -> int:
+        try:
+            return Path(f"{self.database.file}-wal").stat().st_size
+        except OSError:
+            return 0
+
+    def _may_write(self) -> None:
+        if self.read_only:
+            raise StoreError("the cache may not be written", path=self.database.file, found="a read-only cache")
+
+
+class _transaction:
+    """BEGIN IMMEDIATE … COMMIT: a writer waits for its turn at the start, not in the middle."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._connection.execute("COMMIT")
+        elif self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")

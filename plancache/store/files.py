@@ -1,0 +1,176 @@
+"""Plan records as files, published by rename: for network file systems, where SQLite's WAL must not be used."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from plancache.errors import RecordError, StoreError
+from plancache.store import records
+from plancache.store.directory import Access
+from plancache.store.eviction import Bounds
+from plancache.store.interface import Listed, Row, Store
+
+DIRECTORY = "records"
+_SCRATCH = "scratch"
+_STALE = 3600.0  # seconds after which a scratch file is a killed process's
+_KEPT = 0.9
+_RECOUNT = 256  # puts between two counts of the directory, for what other hosts have added
+
+
+class FileStore(Store):
+    """The store on network file systems. See `Store` for what is promised.
+
+    Not promised, beyond that: of two hosts that store one key at the same moment, which one's record stays.
+    """
+
+    def __init__(self, path: Path, access: Access, bounds: Bounds | None = None, key: bytes | None = None) -> None:
+        self.path = path
+        self.access = access
+        self.read_only = access.read_only
+        self.bounds = bounds or Bounds()
+        self._key = key
+        self._used: dict[Path, float] = {}
+        self._size: int | None = None
+        self._puts = 0
+        if self.read_only and not (path / DIRECTORY).is_dir():
+            raise StoreError("there is no cache here", path=path, found="no records", expected=str(path / DIRECTORY))
+
+    def get(self, key: str, route: str) -> bytes | None:
+        file = self._file(key, route)
+        with _faults(file):
+            try:
+                record = file.read_bytes()
+            except FileNotFoundError:
+                return None
+        if not self.read_only:
+            self._used[file] = time.time()
+        return record
+
+    def put(self, row: Row, record: bytes, replaces: bytes | None = None) -> bool:
+        self._may_write()
+        if len(record) > self.bounds.database // 2:
+            return False
+        there = self.get(row.key, row.route)
+        if there is not None and there != replaces and not self._gives_way(there, row):
+            return False
+        file = self._file(row.key, row.route)
+        with _faults(file):
+            for directory in (self.path / DIRECTORY, file.parent, self.path / _SCRATCH):
+                self.access.make(directory)
+            scratch = self.path / _SCRATCH / f"{os.getpid()}-{secrets.token_hex(8)}"
+            try:
+                descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.access.file_mode)
+                with os.fdopen(descriptor, "wb") as out:
+                    out.write(record)
+                self.access.follow(scratch)
+                scratch.rename(file)
+            except BaseException:
+                with suppress(OSError):
+                    scratch.unlink()
+                raise
+        self._puts += 1
+        if self._size is not None:
+            self._size += len(record) - len(there or b"")
+        return True
+
+    def discard(self, key: str, route: str, record: bytes | None = None) -> bool:
+        self._may_write()
+        if record is not None and self.get(key, route) != record:
+            return False
+        with _faults(self.path):
+            try:
+                self._file(key, route).unlink()
+            except FileNotFoundError:
+                return False
+        return True
+
+    def rows(self, **equal: str) -> Iterator[Listed]:
+        unknown = set(equal) - set(Row.__dataclass_fields__)
+        if unknown:
+            raise TypeError(f"rows have no column {', '.join(sorted(unknown))}")
+        found = []
+        for file, status in self._files():
+            try:
+                row, _ = records.decode(file.read_bytes(), self._key)
+            except (RecordError, OSError):
+                continue
+            if all(getattr(row, name) == value for name, value in equal.items()):
+                found.append(Listed(row, max(status.st_mtime, self._used.get(file, 0.0)), 0, status.st_size))
+        yield from sorted(found, key=lambda listed: (-listed.row.created, listed.row.key, listed.row.route))
+
+    def maintain(self) -> None:
+        if self.read_only:
+            return
+        with _faults(self.path):
+            self._remove_stale()
+            if self._size is None or self._puts >= _RECOUNT:
+                self._size, self._puts = sum(status.st_size for _, status in self._files()), 0
+            if self._size > self.bounds.database:
+                self._evict()
+
+    def flush(self) -> None:
+        used, self._used = self._used, {}
+        for file, when in used.items():
+            with suppress(OSError):
+                os.utime(file, (when, when))
+
+    def close(self) -> None:
+        self.flush()
+
+    def salvage(self) -> Iterator[tuple[str, str, Row | None, bytes]]:
+        for file, _ in self._files():
+            key, _, route = file.name.partition(".")
+            with suppress(OSError):
+                yield key, route, None, file.read_bytes()
+
+    def _evict(self) -> None:
+        self.flush()
+        newest_last = sorted(self._files(), key=lambda found: found[1].st_mtime)
+        size = sum(status.st_size for _, status in newest_last)
+        for file, status in newest_last[:-1]:  # never the entry just written
+            if size <= _KEPT * self.bounds.database:
+                break
+            with suppress(FileNotFoundError):
+                file.unlink()
+            size -= status.st_size
+        self._size = size
+
+    def _remove_stale(self) -> None:
+        with suppress(FileNotFoundError):
+            for file in (self.path / _SCRATCH).iterdir():
+                with suppress(FileNotFoundError):
+                    if file.stat().st_mtime < time.time() - _STALE:
+                        file.unlink()
+
+    def _gives_way(self, record: bytes, row: Row) -> bool:
+        try:
+            return records.decode(record, self._key)[0].gives_way_to(row)
+        except RecordError:
+            return False  # the caller says what it replaces
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for directory, _, names in os.walk(self.path / DIRECTORY):
+            for name in names:
+                file = Path(directory, name)
+                with suppress(FileNotFoundError):
+                    yield file, file.stat()
+
+    def _file(self, key: str, route: str) -> Path:
+        return self.path / DIRECTORY / key[:2] / f"{key}.{route}"
+
+    def _may_write(self) -> None:
+        if self.read_only:
+            raise StoreError("the cache may not be written", path=self.path, found="a read-only cache")
+
+
+@contextmanager
+def _faults(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError("the cache's files cannot be used", path=path, found=str(error)) from error

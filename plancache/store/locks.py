@@ -1,0 +1,112 @@
+"""Single flight: of all processes that miss one key, one builds.
+
+A fixed set of lock files, chosen by the key's hash and never unlinked: unlinking one would split its waiters over
+two inodes. The kernel owns the locks, so that a killed holder's is free at once; filelock lets go of what a forked
+child inherits. filelock takes 60 ms to import, so it is imported on a miss only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plancache.errors import StoreError
+from plancache.store.directory import Access
+
+FILES = 1024
+# Seconds between two looks of a waiter; each look is one read of the store and one try of the lock.
+_POLL = 0.02
+
+
+class SingleFlight:
+    """The build locks of one cache directory."""
+
+    def __init__(self, directory: Path, access: Access, wait: float) -> None:
+        self.directory = directory / "locks"
+        self.access = access
+        self.wait = wait
+
+    @contextmanager
+    def turn(self, key: str, stored: Callable[[], bool]) -> Iterator[bool]:
+        """Wait for one's turn to build `key`; gives whether it is one's turn, or somebody else has built it.
+
+        Args:
+            key: the key's hash, in hex.
+            stored: asked while waiting; once it says yes there is nothing left to wait for.
+
+        Raises:
+            StoreError: this file system cannot lock, or the wait was over; the error says who held the lock.
+        """
+        import filelock
+
+        path = self.directory / f"{int(key[:8], 16) % FILES:03x}.lock"
+        try:
+            self.access.make(self.directory)
+            lock = filelock.FileLock(
+                path,
+                mode=self.access.file_mode,
+                thread_local=False,
+                fallback_to_soft=False,
+                preserve_lock_file=True,
+                on_acquired=_sign,
+            )
+        except OSError as error:
+            raise _cannot_lock(path, error) from error
+        mine = self._acquire(lock, path, stored)
+        try:
+            yield mine
+        finally:
+            if mine:
+                lock.release()
+
+    def _acquire(self, lock: object, path: Path, stored: Callable[[], bool]) -> bool:
+        import filelock
+
+        deadline = time.monotonic() + self.wait
+        while True:
+            try:
+                lock.acquire(blocking=False)  # type: ignore[attr-defined]
+                return True
+            except filelock.Timeout:
+                pass
+            except (OSError, NotImplementedError) as error:
+                raise _cannot_lock(path, error) from error
+            if stored():
+                return False
+            if time.monotonic() >= deadline:
+                raise StoreError(
+                    "another process has been building the same plan for too long; building it here too",
+                    path=path,
+                    found=f"held for {self.wait:.0f} s by {holder(path)}",
+                    expected="the plan, or the lock",
+                )
+            time.sleep(_POLL)
+
+
+def holder(path: Path) -> str:
+    """Who holds a lock file, as its holder signed it."""
+    try:
+        return path.read_text().strip() or "an unknown process"
+    except (OSError, UnicodeDecodeError):
+        return "an unknown process"
+
+
+def _sign(descriptor: int) -> None:
+    text = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode()
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text, 0)
+    except OSError:
+        pass  # a full disk: the lock holds all the same, and says nothing of its holder
+
+
+def _cannot_lock(path: Path, error: Exception) -> StoreError:
+    return StoreError(
+        "this file system cannot lock, so several processes may build the same plan",
+        path=path,
+        found=f"{type(error).__name__}: {error}",
+    )

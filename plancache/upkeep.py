@@ -1,0 +1,107 @@
+"""What is done with a cache apart from serving graphs: listing, checking, pruning, bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from plancache import stored
+from plancache.errors import StoreError
+from plancache.store import bundle, eviction, records
+from plancache.store.bundle import Counts
+from plancache.store.interface import Listed, Row, Store
+from plancache.store.layers import Layers, open_store
+from plancache.store.verify import Report, verify
+
+
+class Upkeep:
+    """The tools of `PlanCache`. They raise `StoreError`, unlike the path that a job goes."""
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+        self._signing_key = layers.options.key
+        self.directory = layers.path
+
+    @property
+    def store(self) -> Store:
+        """The writable store, for tools: listings, bundles, verification.
+
+        Raises:
+            StoreError: it cannot be opened.
+        """
+        return self._layers.top
+
+    def rows(self, **equal: str) -> Iterator[Listed]:
+        """What is stored, newest first; `equal` names columns and their values.
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        return self.store.rows(**equal)
+
+    def documents(self, row: Row) -> dict[str, Any] | None:
+        """The documents in a row's record: graph, device, environment, build, properties, labels. None if it is gone.
+
+        Raises:
+            RecordError: the record is damaged.
+            StoreError: the cache cannot be read.
+        """
+        record = self.store.get(row.key, row.route)
+        return None if record is None else stored.documents(records.decode(record, self._signing_key)[1])
+
+    def verify(self, repair: bool = False, progress: Callable[[], None] = lambda: None) -> Report:
+        """Check every record; with `repair`, remove bad ones and keep what is good of a damaged database.
+
+        Raises:
+            StoreError: the cache cannot be read, or not written for the repair.
+        """
+        return verify(self.store, self.directory, self._signing_key, repair=repair, progress=progress)
+
+    def prune(
+        self, max_bytes: int | None = None, older_than: float | None = None, dry_run: bool = False
+    ) -> list[Listed]:
+        """Remove what was least recently used; gives what was removed, or would be.
+
+        Args:
+            max_bytes: what all records together may take.
+            older_than: seconds since 1970; what was last used before goes.
+            dry_run: remove nothing.
+
+        Raises:
+            StoreError: the cache cannot be read or written.
+        """
+        store = self.store
+        store.flush()
+        doomed = eviction.surplus(list(store.rows()), max_bytes, older_than)
+        if not dry_run:
+            for listed in doomed:
+                store.discard(listed.row.key, listed.row.route)
+            store.maintain()
+        return doomed
+
+    def export_bundle(
+        self, file: Any, rows: Iterable[Listed] | None = None, progress: Callable[[], None] = lambda: None
+    ) -> Counts:
+        """Write these rows' records (all, if None) into one portable file.
+
+        Raises:
+            StoreError: the cache cannot be read, or the file cannot be written.
+        """
+        chosen = list(self.rows()) if rows is None else rows
+        return bundle.export(self.store, chosen, Path(file), self._signing_key, progress)
+
+    def import_bundle(self, file: Any, progress: Callable[[], None] = lambda: None) -> Counts:
+        """Merge a bundle; what is there already stays, damaged and wrongly signed records are skipped and counted.
+
+        Raises:
+            StoreError: the bundle cannot be read, or the cache cannot be written.
+        """
+        path = Path(file)
+        if not path.is_file():
+            raise StoreError("there is no such bundle", path=path, found=str(path), expected="a bundle file")
+        source, _ = open_store(path, self._layers.options, read_only=True)
+        try:
+            return bundle.merge(source, self.store, self._signing_key, progress)
+        finally:
+            source.close()
