@@ -15,6 +15,7 @@ CREATE TABLE plans (
     created REAL NOT NULL,
     seconds REAL NOT NULL,
     size INTEGER NOT NULL,
+    builder TEXT NOT NULL,
     -- Of use, not of the record: written in batches, best effort.
     used REAL NOT NULL,
     hits INTEGER NOT NULL,

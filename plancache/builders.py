@@ -66,7 +66,7 @@ class CachedBuilder:
             graphs.move_to_end(slot)
             return graphs[slot]
         result = self.function(*args, **kwargs)
-        self.cache.build(the_graph(result, self.name), self.heuristics, self.policy)
+        self.cache.build(the_graph(result, self.name), self.heuristics, self.policy, builder=self.name)
         if slot is not None:
             graphs[slot] = result
             while len(graphs) > self._memory:

@@ -76,7 +76,14 @@ class PlanCache(Upkeep):
         self._lock = threading.Lock()
         _open_caches.add(self)
 
-    def build(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Outcome:
+    def build(
+        self,
+        graph: Any,
+        heuristics: Any = None,
+        policy: Any = None,
+        plan: Plan | None = None,
+        builder: str = "",
+    ) -> Outcome:
         """Make a declared graph ready to execute: from the cache, or by building it and storing its plan.
 
         Args:
@@ -85,6 +92,7 @@ class PlanCache(Upkeep):
             heuristics: a list of `cudnn.heur_mode`; None is the frontend's default, A then FALLBACK.
             policy: a `cudnn.build_plan_policy`; None is HEURISTICS_CHOICE.
             plan: engine id and knobs (`{cudnn.knob_type: int}`) of the plan to build, in place of heuristics.
+            builder: the name of the function that declared the graph, for listings.
 
         Raises:
             BuilderError: `graph` is no graph, or plans were made for it already; or both `heuristics` and `plan`.
@@ -98,7 +106,7 @@ class PlanCache(Upkeep):
         """
         started = time.perf_counter()
         choice = Choice(heuristics, policy, plan)
-        wanted = self._request(graph, choice, started)
+        wanted = self._request(graph, choice, started, builder)
         if isinstance(wanted, Outcome):
             return self._noted(graph, self._bypass(graph, choice, wanted, started))
         if self.mode == "check" and self._first_hit(wanted):
@@ -202,7 +210,7 @@ class PlanCache(Upkeep):
 
     # ------------------------------------------------------------ steps
 
-    def _request(self, graph: Any, choice: Choice, started: float) -> Request | Outcome:
+    def _request(self, graph: Any, choice: Choice, started: float, builder: str = "") -> Request | Outcome:
         """The request of a graph, or the outcome that says why it has none."""
         if not frontend.is_graph(graph):
             raise BuilderError("this is no graph", found=type(graph).__name__, expected="a cudnn.pygraph")
@@ -222,7 +230,7 @@ class PlanCache(Upkeep):
                 return _bypassed(Reason.KERNEL_CACHE, "", started)
             if choice.policy is not None and choice.policy.name == "ALL":
                 return _bypassed(Reason.EVERY_PLAN, "", started)
-            return plans.request(graph, choice)
+            return plans.request(graph, choice, builder)
         except NotKeyableError as error:
             return _bypassed(Reason.NOT_KEYABLE, str(error), started)
         except UnknownEnvironmentError as error:

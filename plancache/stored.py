@@ -34,6 +34,7 @@ def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tupl
         created=time.time(),
         seconds=built.seconds,
         size=len(built.blob),
+        builder=wanted.builder,
     )
     documents = {**key.documents, "properties": wanted.device.to_json(), "labels": graph.labels(wanted.graph)}
     fields = {

@@ -13,7 +13,17 @@ from plancache.errors import PlanCacheError
 from plancache.settings import Settings
 from plancache.store.directory import default_directory
 
-_COMMANDS = ("demo", "device", "explain")
+# Command -> module and name.
+_COMMANDS = {
+    "demo": ("demo", "demo"),
+    "device": ("device", "device"),
+    "explain": ("explain", "explain"),
+    "export": ("store", "export"),
+    "import": ("store", "import_"),
+    "ls": ("store", "ls"),
+    "prune": ("store", "prune"),
+    "verify": ("store", "verify"),
+}
 
 
 class _Commands(click.Group):
@@ -24,7 +34,8 @@ class _Commands(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in _COMMANDS:
-            command = getattr(importlib.import_module(f"plancache.cli.{name}"), name)
+            module, attribute = _COMMANDS[name]
+            command = getattr(importlib.import_module(f"plancache.cli.{module}"), attribute)
             assert isinstance(command, click.Command)
             return command
         return super().get_command(context, name)

@@ -154,7 +154,7 @@ def _build_all(path: Path, example: str, name: str | None, console: Console) -> 
 
 def _ready(cache: PlanCache, builder: CachedBuilder, handle: Any, case: tuple[Any, ...]) -> tuple[Any, Any]:
     graph = the_graph(builder.function(handle, *case), builder.name)
-    return graph, cache.build(graph, builder.heuristics, builder.policy)
+    return graph, cache.build(graph, builder.heuristics, builder.policy, builder=builder.name)
 
 
 def _load_all(path: Path, example: str, name: str | None) -> dict[str, Any]:

@@ -57,13 +57,17 @@ def _listed(heuristics: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Request:
-    """A declared graph, how its plan is to be chosen, and the key of the plan that this gives."""
+    """A declared graph, how its plan is to be chosen, and the key of the plan that this gives.
+
+    `builder` names the function that declared it, for listings; no part of the key.
+    """
 
     graph: Any
     key: PlanKey
     route: Route
     device: Device
     choice: Choice
+    builder: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class UnknownEnvironmentError(Exception):
     """The device or the libraries could not be identified: neither store nor match."""
 
 
-def request(declared: Any, choice: Choice) -> Request:
+def request(declared: Any, choice: Choice, builder: str = "") -> Request:
     """The request of a declared graph.
 
     Raises:
@@ -107,7 +111,7 @@ def request(declared: Any, choice: Choice) -> Request:
         key = PlanKey.of(document, device.document, libraries, spec.document())
     except (TypeError, ValueError, OverflowError) as error:  # a scalar of a kind that msgpack does not write exactly
         raise graph.NotKeyableError(str(error)) from error
-    return Request(declared, key, route, device, choice)
+    return Request(declared, key, route, device, choice, builder)
 
 
 def _device_of(declared: Any) -> tuple[Route, Device]:

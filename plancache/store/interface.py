@@ -25,6 +25,7 @@ class Row:
     created: float
     seconds: float
     size: int
+    builder: str = ""
 
     def gives_way_to(self, other: Row) -> bool:
         """Whether `other` may take this row's place: newer drivers and frontends take what older ones made."""

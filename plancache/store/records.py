@@ -13,6 +13,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import asdict
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import msgpack
@@ -29,6 +30,7 @@ _PREFIX = len(_PLAIN)
 _BODY = _PREFIX + hashlib.sha256().digest_size
 _LEVEL = 3  # unpacks 75 KB in 0.12 ms, a quarter of the size
 _LARGEST = 1 << 30
+_NAMES = frozenset(field.name for field in dataclass_fields(Row))
 
 
 def encode(row: Row, fields: Mapping[str, Any], key: bytes | None = None) -> bytes:
@@ -52,7 +54,8 @@ def decode(record: bytes, key: bytes | None = None) -> tuple[Row, dict[str, Any]
         raise RecordError("a record's signature is wrong" if key else "a record's checksum is wrong")
     try:
         fields = msgpack.unpackb(zstandard.decompress(body, max_output_size=_LARGEST), strict_map_key=False)
-        return Row(**fields.pop("row")), fields
+        row = fields.pop("row")
+        return Row(**{name: row[name] for name in row if name in _NAMES}), fields
     except (zstandard.ZstdError, ValueError, TypeError, KeyError, AttributeError) as error:
         # Its digest is right, so it was written like this: by another program, or by a bug of ours.
         raise RecordError("a record cannot be unpacked", found=f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,78 @@
+"""Which rows a command means: the filters that listings, bundles and pruning share."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from plancache.store.interface import Listed
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def ago(text: str) -> float:
+    """Seconds since 1970 of `30m`, `12h`, `7d` or `2w` ago."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if not found:
+        raise click.BadParameter(f"{text!r} is no age: write 30m, 12h, 7d or 2w")
+    return time.time() - float(found[1]) * _UNITS[found[2]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the shared options say; None means any."""
+
+    key: str | None
+    device: str | None
+    environment: str | None
+    builder: str | None
+    engine: int | None
+    route: str | None
+    since: str | None
+    older_than: str | None
+
+    def of(self, rows: Iterable[Listed]) -> list[Listed]:
+        """The rows that are meant."""
+        since = None if self.since is None else ago(self.since)
+        before = None if self.older_than is None else ago(self.older_than)
+        return [
+            listed
+            for listed in rows
+            if listed.row.key.startswith(self.key or "")
+            and listed.row.device.startswith(self.device or "")
+            and listed.row.environment.startswith(self.environment or "")
+            and (self.builder is None or self.builder in listed.row.builder)
+            and self.engine in (None, listed.row.engine)
+            and self.route in (None, listed.row.route)
+            and (since is None or listed.used >= since)
+            and (before is None or listed.used < before)
+        ]
+
+
+def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the shared options, as one `selection` argument."""
+
+    def call(**given: Any) -> Any:
+        names = Selection.__dataclass_fields__
+        chosen = {name: given.pop(name, None) for name in names}
+        return command(selection=Selection(**chosen), **given)
+
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    options = (
+        click.option("--device", help="Fingerprint of the device, or its beginning."),
+        click.option("--env", "environment", help="Hash of the environment, or its beginning."),
+        click.option("--builder", help="Part of the name of the function that declared the graph."),
+        click.option("--engine", type=int, help="Engine id of the plan."),
+        click.option("--route", type=click.Choice(["native", "deviceless"]), help="How the plan was built."),
+        click.option("--since", metavar="AGE", help="Used since: 30m, 12h, 7d, 2w ago."),
+        click.option("--older-than", metavar="AGE", help="Not used since."),
+    )
+    for option in reversed(options):
+        call = option(call)
+    call.__click_params__.extend(getattr(command, "__click_params__", []))  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,87 @@
+"""The commands that look after what is on disk."""
+
+import json
+import sqlite3
+
+import pytest
+from click.testing import CliRunner
+
+import plancache
+from plancache.cli import cli
+from plancache.store.database import FILE
+from tests import graphs
+
+
+def invoke(*arguments, code=0):
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_ls_lists_plans_at_80_columns_and_as_json(warm):
+    output = invoke("--dir", warm, "ls")
+    assert max(map(len, output.splitlines())) <= 80
+    assert "3 plans" in output
+    rows = [json.loads(line) for line in invoke("--dir", warm, "ls", "--json").splitlines()]
+    assert len(rows) == 3
+    assert {"key", "route", "driver", "engine", "builder", "used", "hits", "stored"} <= set(rows[0])
+    assert {row["key"][:12] for row in rows} == {line[:12] for line in output.splitlines()[1:4]}
+
+
+def test_rows_are_selected_by_key_engine_route_device_builder_and_use(warm, h200, targeted):
+    def count(*options):
+        return len(invoke("--dir", warm, "ls", "--json", *options).splitlines())
+
+    key = json.loads(invoke("--dir", warm, "ls", "--json").splitlines()[0])["key"]
+    assert count(key[:10]) == 1
+    assert count("--engine", 9) == 1
+    assert count("--route", "native") == 0
+    assert count("--device", h200.fingerprint[:8]) == 3
+    assert count("--since", "1h") == 3
+    assert count("--older-than", "1h") == 0
+    assert count("--builder", "small") == 0
+    plancache.cached(cache=plancache.open(warm))(small)(None)
+    assert count("--builder", "test_cli_store.small") == 1
+    assert "is no age" in invoke("--dir", warm, "ls", "--since", "soon", code=2)
+
+
+def small(handle):
+    return graphs.unary(handle)
+
+
+def test_export_and_import_carry_plans_to_another_cache(warm, tmp_path, targeted):
+    bundle, other = tmp_path / "plans.bundle", tmp_path / "other"
+    assert "3 plans written" in invoke("--dir", warm, "export", bundle)
+    assert "exists" in invoke("--dir", warm, "export", bundle, code=1)
+    assert "1 plans written" in invoke("--dir", warm, "export", bundle, "--engine", 9, "--force")
+    invoke("--dir", warm, "export", bundle, "--force")
+    assert "3 plans imported, 0 were there" in invoke("--dir", other, "import", bundle)
+    assert "0 plans imported, 3 were there" in invoke("--dir", other, "import", bundle)
+    with plancache.open(other, mode="require-hit") as cache:
+        assert cache.build(graphs.sdpa()[0]).source == "disk"
+
+
+def test_prune_says_what_would_go_and_what_went(warm):
+    assert "say what is to go" in invoke("--dir", warm, "prune", code=2)
+    assert "0 plans" in invoke("--dir", warm, "prune", "--older-than", "1d")
+    assert "would be removed" in invoke("--dir", warm, "prune", "--max-bytes", "20K", "--dry-run")
+    assert "3 plans" in invoke("--dir", warm, "ls")
+    assert "2 plans" in invoke("--dir", warm, "prune", "--max-bytes", "20K")
+    assert "1 plans" in invoke("--dir", warm, "ls")
+    with pytest.raises(plancache.PlanCacheError, match="not a size"):
+        CliRunner().invoke(cli, ["--dir", str(warm), "prune", "--max-bytes", "few"], catch_exceptions=False)
+
+
+def test_verify_finds_and_repairs(warm):
+    assert "3 good, 0 bad" in invoke("--dir", warm, "verify")
+    database = sqlite3.connect(warm / FILE)
+    with database:
+        database.execute("UPDATE plans SET engine = engine + 1 WHERE engine = 9")
+    database.close()
+    output = invoke("--dir", warm, "verify", code=1)
+    assert "2 good, 1 bad" in output
+    assert "not the one that its row lists" in output
+    report = json.loads(invoke("--dir", warm, "verify", "--json", code=1))
+    assert (report["good"], len(report["bad"])) == (2, 1)
+    assert "1 removed" in invoke("--dir", warm, "verify", "--repair")
+    assert "2 good, 0 bad" in invoke("--dir", warm, "verify")
