@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plancache import misses, stored
-from plancache.cudnn import frontend, plans
+from plancache.cudnn import frontend, libraries, plans
 from plancache.cudnn.graph import NotKeyableError
 from plancache.cudnn.graph import labels as labels_of
 from plancache.cudnn.plans import Choice, Request, Route, UnkeptPlanError, UnknownEnvironmentError
@@ -279,7 +279,7 @@ class PlanCache(Upkeep):
             return _Found(Reason.DAMAGED, route, record, detail=str(error), layer=layer)
         if row.driver > wanted.device.driver:
             return _Found(Reason.NEWER_DRIVER, route, detail=f"{row.driver} > {wanted.device.driver}", layer=layer)
-        if row.frontend > frontend.frontend_version():
+        if row.frontend > libraries.frontend_version():
             return _Found(Reason.NEWER_FRONTEND, route, detail=f"{row.frontend}", layer=layer)
         return _Found(Reason.FOUND, route, record, fields, layer=layer)
 

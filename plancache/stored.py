@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from plancache.cudnn import frontend, graph, plans
+from plancache.cudnn import graph, libraries, plans
 from plancache.cudnn.plans import BuiltPlan, Request, Route
 from plancache.errors import RecordError
 from plancache.keys import PlanKey, digest, pack, topology
@@ -28,7 +28,7 @@ def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tupl
         environment=key.environment,
         build=key.build,
         driver=wanted.device.driver,
-        frontend=frontend.frontend_version(),
+        frontend=libraries.frontend_version(),
         name=chosen.name,
         engine=chosen.engine,
         created=time.time(),

@@ -64,9 +64,9 @@ def test_export_and_import_carry_plans_to_another_cache(warm, tmp_path, targeted
 def test_prune_says_what_would_go_and_what_went(warm):
     assert "say what is to go" in invoke("--dir", warm, "prune", code=2)
     assert "0 plans" in invoke("--dir", warm, "prune", "--older-than", "1d")
-    assert "would be removed" in invoke("--dir", warm, "prune", "--max-bytes", "20K", "--dry-run")
+    assert "would be removed" in invoke("--dir", warm, "prune", "--max-bytes", "25K", "--dry-run")
     assert "3 plans" in invoke("--dir", warm, "ls")
-    assert "2 plans" in invoke("--dir", warm, "prune", "--max-bytes", "20K")
+    assert "2 plans" in invoke("--dir", warm, "prune", "--max-bytes", "25K")
     assert "1 plans" in invoke("--dir", warm, "ls")
     with pytest.raises(plancache.PlanCacheError, match="not a size"):
         CliRunner().invoke(cli, ["--dir", str(warm), "prune", "--max-bytes", "few"], catch_exceptions=False)

@@ -96,7 +96,7 @@ def test_another_version_or_flavour_of_any_library_is_another_environment(monkey
             patch.setattr(environment, part, lambda value=value: value)
             seen.append(digest(environment.document()))
     with monkeypatch.context() as patch:
-        patch.setattr(environment.frontend, "backend_version", lambda: plain["cudnn"] + 1)
+        patch.setattr(environment.libraries, "backend_version", lambda: plain["cudnn"] + 1)
         seen.append(digest(environment.document()))
     assert len(set(seen)) == len(seen)
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from plancache.builders import CachedBuilder, the_graph
 from plancache.cache import PlanCache
 from plancache.cudnn import device as devices
-from plancache.cudnn import frontend
+from plancache.cudnn import frontend, libraries
 from plancache.cudnn.target import target
 from plancache.errors import DeviceError, LibraryError, PlanCacheError
 from plancache.opening import open as open_cache
@@ -100,7 +100,7 @@ def _handle(name: str | None) -> Iterator[Any]:
             yield None
         return
     # Not destroyed: graphs that were made with it are still alive, and the process ends soon.
-    yield frontend.cudnn().create_handle()
+    yield libraries.cudnn().create_handle()
 
 
 def _cases(example: str) -> list[tuple[CachedBuilder, tuple[Any, ...]]]:

@@ -16,7 +16,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from plancache.cudnn import frontend, no_driver
+from plancache.cudnn import libraries, no_driver
 from plancache.errors import DeviceError, LibraryError
 from plancache.keys import Document, digest
 from plancache.settings import PACKAGE
@@ -251,7 +251,7 @@ def _checked(properties: dict[str, Any], where: str) -> dict[str, Any]:
     full = {**FILLED, **properties}
     for name in sorted(set(full) - set(FIELDS)):
         near = difflib.get_close_matches(name, FIELDS, 1)
-        if near or frontend.backend_version() <= _NEWEST_KNOWN_CUDNN:
+        if near or libraries.backend_version() <= _NEWEST_KNOWN_CUDNN:
             hint = f"Did you mean {near[0]}?" if near else "Remove it."
             raise DeviceError(
                 f"{where} has an unknown field",
@@ -302,10 +302,10 @@ def _known(text: str) -> Device:
 
 def _descriptor(text: str) -> Any:
     try:
-        return frontend.cudnn().create_device_properties(text)
+        return libraries.cudnn().create_device_properties(text)
     except RuntimeError as error:
         raise DeviceError(
-            f"cuDNN {frontend.backend_version()} refused the device properties",
+            f"cuDNN {libraries.backend_version()} refused the device properties",
             found=str(error),
             todo="Export them again with this cuDNN: plancache device export FILE",
         ) from error
@@ -377,7 +377,7 @@ def _live(ordinal: int) -> Device:
 
     @lru_cache(maxsize=1)
     def text() -> str:
-        descriptor = frontend.cudnn().create_device_properties(ordinal)
+        descriptor = libraries.cudnn().create_device_properties(ordinal)
         return str(of_native(descriptor).to_json())
 
     return Device(document, installed, text)

@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from plancache.cudnn import frontend
+from plancache.cudnn import libraries
 from plancache.errors import LibraryError
 from plancache.keys import Document
 
@@ -25,7 +25,7 @@ def document() -> Document:
     """
     engines, heuristics = _sublibraries()
     return {
-        "cudnn": frontend.backend_version(),
+        "cudnn": libraries.backend_version(),
         "cuda": _cuda_major(),
         "engines": list(engines),
         "heuristics": heuristics,
@@ -53,7 +53,7 @@ def library_path() -> Path:
     info = _DlInfo()
     find = ctypes.CDLL(None).dladdr
     find.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
-    symbol = ctypes.cast(frontend.library().cudnnGetVersion, ctypes.c_void_p)
+    symbol = ctypes.cast(libraries.library().cudnnGetVersion, ctypes.c_void_p)
     if not find(symbol, ctypes.byref(info)) or not info.file_name:
         raise LibraryError("the file of the loaded cuDNN cannot be told", expected="libcudnn.so.9 in this process")
     return Path(os.fsdecode(info.file_name))
@@ -80,7 +80,7 @@ def _sublibraries() -> tuple[tuple[str, ...], bool]:
 
 @cache
 def _cuda_major() -> int:
-    version = int(frontend.library().cudnnGetCudartVersion())
+    version = int(libraries.library().cudnnGetCudartVersion())
     if version <= 0:
         raise LibraryError("cuDNN does not tell its CUDA version", found=str(version), expected="12000 or more")
     return version // 1000

@@ -12,103 +12,12 @@ container, names and knobs come from the stored plan, and anything else first pl
 
 from __future__ import annotations
 
-import ctypes
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from types import ModuleType
 from typing import Any
 
-from plancache.errors import LibraryError
-
-MINIMUM_FRONTEND = (1, 32)
-MINIMUM_BACKEND = 91100
-
-
-@cache
-def cudnn() -> ModuleType:
-    """The frontend, with a cuDNN behind it.
-
-    Raises:
-        LibraryError: the frontend or cuDNN is missing or too old.
-    """
-    try:
-        import cudnn as module
-    except (ImportError, OSError) as error:
-        raise LibraryError(
-            "the cuDNN frontend cannot be imported",
-            found=str(error),
-            expected="nvidia-cudnn-frontend 1.32 or later",
-            todo="pip install 'plancache[cu12]'",
-        ) from error
-    version = str(getattr(module, "__version__", "unknown"))
-    if not hasattr(module, "pygraph") or not hasattr(module, "backend_version"):
-        raise LibraryError(
-            "the module cudnn is not NVIDIA's cuDNN frontend",
-            found=f"{getattr(module, '__file__', 'a module')} {version}",
-            expected="nvidia-cudnn-frontend 1.32 or later",
-            todo="Uninstall the other package, and pip install 'plancache[cu12]'",
-        )
-    if _version(version)[:2] < MINIMUM_FRONTEND:
-        raise LibraryError(
-            "the cuDNN frontend is too old",
-            found=f"nvidia-cudnn-frontend {version}",
-            expected="1.32 or later",
-            todo="pip install --upgrade 'nvidia-cudnn-frontend>=1.32,<2'",
-        )
-    _checked_backend(module)
-    return module  # type: ignore[no-any-return]
-
-
-def _checked_backend(module: Any) -> None:
-    install = "Install one: pip install 'plancache[cu12]', or put its directory on LD_LIBRARY_PATH."
-    try:
-        backend = int(module.backend_version())
-    except RuntimeError as error:
-        raise LibraryError(
-            "cuDNN cannot be loaded",
-            found=str(error),
-            expected="libcudnn.so.9, version 9.11 or later",
-            todo=install,
-        ) from error
-    if not MINIMUM_BACKEND <= backend < 100000:
-        raise LibraryError(
-            "this cuDNN is not supported",
-            found=f"cuDNN {module.backend_version_string()}",
-            expected="9.11 or later, major 9",
-            todo=install,
-        )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    parts = []
-    for part in text.split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        parts.append(int(digits) if digits else 0)
-    return tuple(parts + [0] * (3 - len(parts)))
-
-
-@cache
-def backend_version() -> int:
-    """cuDNN's version as one number, 92800 for 9.28.0."""
-    return int(cudnn().backend_version())
-
-
-@cache
-def frontend_version() -> int:
-    """The frontend's version as one number, 13200 for 1.32.0."""
-    major, minor, patch = _version(cudnn().__version__)
-    return 10000 * major + 100 * minor + patch
-
-
-@cache
-def library() -> ctypes.CDLL:
-    """The libcudnn that the frontend loaded, for the C API's own version queries."""
-    cudnn()
-    return ctypes.CDLL("libcudnn.so.9", mode=os.RTLD_NOLOAD)
-
+from plancache.cudnn.libraries import cudnn
 
 # ---------------------------------------------------------------- reading a declared graph
 

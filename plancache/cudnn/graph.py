@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any
 
-from plancache.cudnn import frontend
+from plancache.cudnn import frontend, libraries
 from plancache.cudnn.device import Device
 from plancache.errors import DeviceError
 from plancache.keys import BuildSpec, Document
@@ -75,7 +75,7 @@ def labels(graph: Any) -> dict[int, str]:
 
 
 def _default_modes() -> list[Any]:
-    modes = frontend.cudnn().heur_mode
+    modes = libraries.cudnn().heur_mode
     return [modes.A, modes.FALLBACK]
 
 

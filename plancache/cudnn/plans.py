@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from plancache.cudnn import device as devices
-from plancache.cudnn import environment, frontend, graph
+from plancache.cudnn import environment, frontend, graph, libraries
 from plancache.cudnn.device import Device
 from plancache.errors import BuilderError, DeviceError, LibraryError
 from plancache.keys import PlanKey
@@ -32,7 +32,7 @@ class Choice:
     plan: tuple[int, Mapping[Any, int]] | None = None
 
     def __post_init__(self) -> None:
-        modes, policies = frontend.cudnn().heur_mode, frontend.cudnn().build_plan_policy
+        modes, policies = libraries.cudnn().heur_mode, libraries.cudnn().build_plan_policy
         if self.heuristics is not None:
             object.__setattr__(self, "heuristics", _listed(self.heuristics))  # an iterator would be used up by the key
             wrong = [mode for mode in self.heuristics or () if not isinstance(mode, modes)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from plancache.cudnn import frontend
+from plancache.cudnn import frontend, libraries
 from plancache.cudnn.device import Device
 from plancache.errors import PlanCacheError
 from plancache.keys import Document
@@ -40,7 +40,7 @@ def graph(document: Document, *, device: Device | None = None, handle: Any = Non
 
 
 def _graph(document: Document, device: Device | None, handle: Any) -> Any:
-    module = frontend.cudnn()
+    module = libraries.cudnn()
     arguments = {name: _decoded(value) for name, value in document["arguments"].items()}
     if arguments.pop("kernel_cache", False):
         arguments["kernel_cache"] = module.create_kernel_cache()
@@ -89,7 +89,7 @@ def _decoded(value: Any) -> Any:
 @cache
 def _enum(text: str) -> Any:
     kind, _, name = text.partition(".")
-    module = frontend.cudnn()
+    module = libraries.cudnn()
     # Some of the frontend's enumerations (convolution_mode) are only in its compiled part.
     enumeration = getattr(module, kind, None) or getattr(module._compiled_module, kind)
     members = enumeration.__members__

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from plancache.cudnn import frontend
+from plancache.cudnn import libraries
 from plancache.cudnn.device import Device, device
 
 # The constructor's arguments that may be given by position (a contract test compares them with the frontend's).
@@ -52,7 +52,7 @@ def pygraph(*args: Any, **kwargs: Any) -> Any:
     dropped, so that one builder serves a host with a GPU and one without. Returns a `cudnn.pygraph`.
     """
     chosen = _target.get()
-    make = frontend.cudnn().pygraph
+    make = libraries.cudnn().pygraph
     if chosen is None:
         return make(*args, **kwargs)
     # What was given by position, the handle among it, gets its name.
