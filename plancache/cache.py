@@ -14,21 +14,26 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plancache import misses, stored
-from plancache.cudnn import frontend, libraries, plans
+from plancache import checking, filling, lookups, misses, stored
+from plancache.cudnn import device as devices
+from plancache.cudnn import environment, frontend, libraries, plans, target
 from plancache.cudnn.graph import NotKeyableError
 from plancache.cudnn.graph import labels as labels_of
 from plancache.cudnn.plans import Choice, Request, Route, UnkeptPlanError, UnknownEnvironmentError
-from plancache.errors import BuilderError, MismatchError, MissError, PlanCacheError, RecordError, StoreError
+from plancache.dynamic import Dynamic, topology_key
+from plancache.errors import BuilderError, PlanCacheError, RecordError, StoreError
 from plancache.explain import Explanation
-from plancache.keys import PlanKey
+from plancache.kernels import KernelCache, KernelKey
+from plancache.keys import PlanKey, digest
+from plancache.lookups import Found
 from plancache.misses import Miss
 from plancache.nearest import nearest
 from plancache.outcome import Outcome, Reason, Source
+from plancache.store.interface import Store
 from plancache.store.layers import Layers
 from plancache.upkeep import Upkeep
 
@@ -36,21 +41,8 @@ Plan = tuple[int, Mapping[Any, int]]
 _log = logging.getLogger("plancache")
 # A store that took this long to fail (seconds) is not asked again for so long: a job must not wait at every graph.
 _SLOW_FAULT, _REST = 1.0, 60.0
-_UNKEPT = {"python": Reason.PYTHON_ENGINE, "delegated": Reason.DELEGATED, "unreadable": Reason.UNREADABLE}
 _open_caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 _outcomes: weakref.WeakKeyDictionary[Any, Outcome] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What a lookup came to: a record that may be loaded, or why there is none."""
-
-    reason: Reason
-    route: Route
-    record: bytes | None = None  # also of an unfit record, so that exactly this one can be replaced
-    fields: dict[str, Any] | None = None
-    detail: str = ""
-    layer: int = 0
 
 
 class PlanCache(Upkeep):
@@ -74,6 +66,7 @@ class PlanCache(Upkeep):
         self._warned: set[str] = set()
         self._rests_until = 0.0
         self._lock = threading.Lock()
+        self._dynamic = Dynamic(self._kernel_store, layers.locks, self._signing_key)
         _open_caches.add(self)
 
     def build(
@@ -109,15 +102,27 @@ class PlanCache(Upkeep):
         wanted = self._request(graph, choice, started, builder)
         if isinstance(wanted, Outcome):
             return self._noted(graph, self._bypass(graph, choice, wanted, started))
-        if self.mode == "check" and self._first_hit(wanted):
-            return self._noted(graph, self._checked(wanted, started))
+        if self.mode == "check" and checking.is_first_hit(self, wanted):
+            return self._noted(graph, checking.check(self, wanted, started))
         found = self._serve(wanted)
         if found.reason is Reason.FOUND:
-            return self._noted(graph, _outcome(_source(found), found, wanted.key, started))
+            return self._noted(graph, lookups.outcome(lookups.source(found), found, wanted.key, started))
+        if frontend.is_dynamic(graph):
+            return self._noted(graph, self._build_dynamic(wanted, found, started))
         self._missed(wanted, found)
         if self.mode == "require-hit":
-            raise _miss_error(found.reason, found.detail, wanted.key)
+            raise lookups.miss_error(found.reason, found.detail, wanted.key)
         return self._noted(graph, self._build(wanted, found, started))
+
+    def fill(
+        self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None, builder: str = ""
+    ) -> dict[str, Outcome]:
+        """Store everything that may serve a graph later: its plan, and its kernel document with a recipe (`replay`).
+
+        Arguments and errors are those of `build`, which makes the graph ready here too. A plan that is stored already
+        is not built again. Gives an outcome for each route; a graph that has no dynamic-shape engine has no `replay`.
+        """
+        return filling.fill(self, graph, Choice(heuristics, policy, plan), builder)
 
     def lookup(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Outcome:
         """The same as `build`, but on a miss the graph is left as it was and nothing is built."""
@@ -126,8 +131,8 @@ class PlanCache(Upkeep):
         if isinstance(wanted, Outcome):
             return wanted
         found = self._serve(wanted)
-        source = _source(found) if found.reason is Reason.FOUND else Source.MISS
-        return self._noted(graph, _outcome(source, found, wanted.key, started))
+        source = lookups.source(found) if found.reason is Reason.FOUND else Source.MISS
+        return self._noted(graph, lookups.outcome(source, found, wanted.key, started))
 
     def contains(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> bool:
         """Whether `build` would find the plan. Neither loads nor changes the graph.
@@ -189,12 +194,14 @@ class PlanCache(Upkeep):
             return dict(self._counts)
 
     def flush(self) -> None:
-        """Write what is held back: when plans were used. Best effort."""
+        """Write what is held back: kernels that were compiled, and when plans were used. Best effort."""
+        self._dynamic.flush()
         for opened in self._layers.opened():
             opened.flush()
 
     def close(self) -> None:
         """Flush, and release the calling thread's hold on the files. The cache may be used again."""
+        self._dynamic.flush()
         for opened in self._layers.opened():
             with suppress(StoreError):
                 opened.close()
@@ -223,32 +230,36 @@ class PlanCache(Upkeep):
             )
         try:
             if self.mode == "off":
-                return _bypassed(Reason.OFF, "", started)
+                return lookups.bypassed(Reason.OFF, "", started)
             if frontend.is_validated(graph):
-                return _bypassed(Reason.VALIDATED, "", started)
-            if frontend.arguments(graph).get("kernel_cache") is not None:
-                return _bypassed(Reason.KERNEL_CACHE, "", started)
+                return lookups.bypassed(Reason.VALIDATED, "", started)
+            kernels = frontend.arguments(graph).get("kernel_cache")
+            if kernels is not None and self._dynamic.of_native(kernels) is None:
+                return lookups.bypassed(Reason.KERNEL_CACHE, "", started)
             if choice.policy is not None and choice.policy.name == "ALL":
-                return _bypassed(Reason.EVERY_PLAN, "", started)
+                return lookups.bypassed(Reason.EVERY_PLAN, "", started)
             return plans.request(graph, choice, builder)
         except NotKeyableError as error:
-            return _bypassed(Reason.NOT_KEYABLE, str(error), started)
+            return lookups.bypassed(Reason.NOT_KEYABLE, str(error), started)
         except UnknownEnvironmentError as error:
-            return _bypassed(Reason.UNKNOWN_ENVIRONMENT, str(error), started)
+            return lookups.bypassed(Reason.UNKNOWN_ENVIRONMENT, str(error), started)
 
     def _bypass(self, graph: Any, choice: Choice, outcome: Outcome, started: float) -> Outcome:
         if self.mode == "require-hit":
-            raise _miss_error(outcome.reason, outcome.detail, None)
+            raise lookups.miss_error(outcome.reason, outcome.detail, None)
         self._first(outcome.reason, outcome.detail)
         plans.run_build(graph, choice)
         return replace(outcome, seconds=time.perf_counter() - started)
 
     def _routes(self, wanted: Request) -> tuple[Route, ...]:
+        """The routes that a graph takes, the best first."""
+        if wanted.route is Route.DEVICELESS:
+            return Route.DEVICELESS, Route.REPLAY
         # A deviceless plan runs right with a handle's device, but its kernels can be ten times slower.
-        ahead = self._serve_ahead_of_time and wanted.route is Route.NATIVE
-        return (wanted.route, Route.DEVICELESS) if ahead else (wanted.route,)
+        ahead = (Route.DEVICELESS,) if self._serve_ahead_of_time else ()
+        return Route.NATIVE, Route.REPLAY, *ahead
 
-    def _find(self, wanted: Request) -> _Found:
+    def _find(self, wanted: Request) -> Found:
         """The best usable record: the best route first, within it the nearest layer. Else the first one's reason."""
         first = None
         for route in self._routes(wanted):
@@ -261,29 +272,29 @@ class PlanCache(Upkeep):
         assert first is not None
         return first
 
-    def _find_in(self, layer: int, wanted: Request, route: Route) -> _Found:
+    def _find_in(self, layer: int, wanted: Request, route: Route) -> Found:
         started = time.monotonic()
         if layer == 0 and started < self._rests_until:
-            return _Found(Reason.STORE_FAULT, route, detail="the cache rests after a fault")
+            return Found(Reason.STORE_FAULT, route, detail="the cache rests after a fault")
         try:
             record = self._layers[layer].get(wanted.key.hash, route)
         except StoreError as error:
             self._store_fault(error, started)
-            return _Found(Reason.STORE_FAULT, route, detail=str(error), layer=layer)
+            return Found(Reason.STORE_FAULT, route, detail=str(error), layer=layer)
         if record is None:
-            return _Found(Reason.ABSENT, route, layer=layer)
+            return Found(Reason.ABSENT, route, layer=layer)
         try:
             row, fields = stored.decode(record, wanted.key, route, self._signing_key)
         except RecordError as error:
             self._warn(error)
-            return _Found(Reason.DAMAGED, route, record, detail=str(error), layer=layer)
+            return Found(Reason.DAMAGED, route, record, detail=str(error), layer=layer)
         if row.driver > wanted.device.driver:
-            return _Found(Reason.NEWER_DRIVER, route, detail=f"{row.driver} > {wanted.device.driver}", layer=layer)
+            return Found(Reason.NEWER_DRIVER, route, detail=f"{row.driver} > {wanted.device.driver}", layer=layer)
         if row.frontend > libraries.frontend_version():
-            return _Found(Reason.NEWER_FRONTEND, route, detail=f"{row.frontend}", layer=layer)
-        return _Found(Reason.FOUND, route, record, fields, layer=layer)
+            return Found(Reason.NEWER_FRONTEND, route, detail=f"{row.frontend}", layer=layer)
+        return Found(Reason.FOUND, route, record, fields, layer=layer)
 
-    def _serve(self, wanted: Request) -> _Found:
+    def _serve(self, wanted: Request) -> Found:
         """Find and load; the graph is changed only if the reason is FOUND."""
         found = self._find(wanted)
         if found.fields is None:
@@ -298,7 +309,64 @@ class PlanCache(Upkeep):
             return replace(found, reason=Reason.FAULT, record=None, fields=None, detail=str(error))
         return found
 
-    def _build(self, wanted: Request, found: _Found, started: float) -> Outcome:
+    def kernel_cache(self, what: Any, handle: Any = None) -> KernelCache:
+        """A kernel cache that is kept on disk, loaded with what is there, for graphs with dynamic shapes.
+
+        Args:
+            what: a name of your own, or a declared graph whose topology it is for.
+            handle: the handle of the device that it is for; None is the graph's own, else the current `target()`,
+                else the current device.
+
+        Its `native` goes to `pygraph(kernel_cache=..., is_dynamic_shape_enabled=True)`. New kernels are written after
+        each build through this cache, at `flush()`, and at the end of a `with` block.
+
+        Raises:
+            BuilderError: `what` is a graph that has no key.
+            DeviceError: there is no such device.
+        """
+        if isinstance(what, str):
+            device = devices.device(handle) if handle is not None else target.current() or devices.device(None)
+            key = KernelKey(digest({"name": what}), device, digest(environment.document()), what)
+        else:
+            wanted = self._request(what, Choice(), time.perf_counter())
+            if isinstance(wanted, Outcome):
+                raise BuilderError(f"this graph has no key: {wanted.reason}", found=wanted.detail or None)
+            key = topology_key(wanted)
+        return self._dynamic.open(key, not self._writes())
+
+    def _kernel_store(self) -> Store | None:
+        try:
+            return self._layers.top
+        except StoreError as error:
+            self._warn(error)
+            return None
+
+    def _build_dynamic(self, wanted: Request, found: Found, started: float) -> Outcome:
+        """Build with the kernel cache that the graph has, or with its topology's; compile what is not in it."""
+        own = frontend.arguments(wanted.graph).get("kernel_cache")
+        kernels = None if own is None else self._dynamic.of_native(own)
+        if kernels is None:
+            kernels = self._dynamic.shared(topology_key(wanted), not self._writes())
+        if self.mode == "require-hit" and not kernels.kernels:
+            raise lookups.miss_error(found.reason, "no kernels for this topology", wanted.key)
+        from_disk = kernels.loaded
+        try:
+            built = self._dynamic.build(wanted, kernels, attach=own is None)
+        except StoreError as error:
+            self._warn(error)  # new kernels could not be written; the graph is ready
+            return replace(lookups.outcome(Source.BUILT, found, wanted.key, started), route="kernels")
+        if built.compiled:
+            self._missed(wanted, found)
+            if self.mode == "require-hit":
+                raise lookups.miss_error(found.reason, "a kernel had to be compiled", wanted.key)
+            return replace(
+                lookups.outcome(Source.BUILT, found, wanted.key, started), route="kernels", stored=built.written > 0
+            )
+        source = Source.DISK if from_disk or kernels.loaded else Source.MEMORY
+        outcome = lookups.outcome(source, replace(found, reason=Reason.KERNELS, detail=""), wanted.key, started)
+        return replace(outcome, route="kernels")
+
+    def _build(self, wanted: Request, found: Found, started: float) -> Outcome:
         """Build and store; where the cache may be written, one process at a time for each key."""
         if not self._writes():
             return self._build_now(wanted, found, started)
@@ -312,26 +380,26 @@ class PlanCache(Upkeep):
                 # Somebody may have stored it since: while this process waited, or before it took the lock.
                 again = self._serve(wanted)
                 if again.reason is Reason.FOUND:
-                    return _outcome(_source(again), again, wanted.key, started)
+                    return lookups.outcome(lookups.source(again), again, wanted.key, started)
                 found = again
             outcome = self._build_now(wanted, found, started)
         if outcome.stored:
             self._maintain()
         return outcome
 
-    def _build_now(self, wanted: Request, found: _Found, started: float) -> Outcome:
+    def _build_now(self, wanted: Request, found: Found, started: float) -> Outcome:
         # Both lines, since a build holds the GIL: nobody could say after a second that this one takes long.
         _log.info("building %s (%s)", wanted.key, found.reason)
         try:
             built = plans.build(wanted)
         except UnkeptPlanError as unkept:
-            bypassed = _bypassed(_UNKEPT[unkept.kind], str(unkept), started)
+            bypassed = lookups.bypassed(lookups.UNKEPT[unkept.kind], str(unkept), started)
             self._first(bypassed.reason, bypassed.detail)
             return replace(bypassed, key=wanted.key)
         _log.info("built %s: %s in %.1f s", wanted.key, built.plans.chosen.name, built.seconds)
         # A record that cuDNN refused is replaced only now: the same process has shown that the fault is not its own.
         written = self._writes() and self._put(wanted, built, found.record if found.layer == 0 else None)
-        outcome = _outcome(Source.BUILT, found, wanted.key, started)
+        outcome = lookups.outcome(Source.BUILT, found, wanted.key, started)
         return replace(outcome, stored=written, route=wanted.route.value)
 
     def _writes(self) -> bool:
@@ -367,34 +435,7 @@ class PlanCache(Upkeep):
         if time.monotonic() - started > _SLOW_FAULT:
             self._rests_until = time.monotonic() + _REST
 
-    def _first_hit(self, wanted: Request) -> bool:
-        """Whether this is a key's first hit in this process, in mode `check`."""
-        if wanted.key.hash in self._proven or self._find(wanted).reason is not Reason.FOUND:
-            return False
-        self._proven.add(wanted.key.hash)
-        return True
-
-    def _checked(self, wanted: Request, started: float) -> Outcome:
-        """Build what a hit would have served, and compare: so that no key is too small."""
-        found = self._find(wanted)
-        try:
-            built = plans.build(wanted)
-        except UnkeptPlanError as unkept:
-            return replace(_bypassed(_UNKEPT[unkept.kind], str(unkept), started), key=wanted.key)
-        if found.fields is None or found.route is not wanted.route:
-            return replace(_outcome(Source.BUILT, found, wanted.key, started), route=None)
-        ours = _summary(plans.described(built), built.blob)
-        theirs = _summary(found.fields["plan"], found.fields["blob"])
-        if ours != theirs:
-            raise MismatchError(
-                "a stored plan is not the one that building gives",
-                key=wanted.key,
-                built={**ours, "graph": wanted.key.documents["graph"]},
-                cached={**theirs, "graph": stored.documents(found.fields)["graph"]},
-            )
-        return _outcome(Source.BUILT, found, wanted.key, started)
-
-    def _missed(self, wanted: Request, found: _Found) -> None:
+    def _missed(self, wanted: Request, found: Found) -> None:
         """Keep what is needed to explain the miss later, and say so the first time a reason comes up."""
         miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph))
         self._misses.append(miss)
@@ -436,38 +477,3 @@ def _flush_all() -> None:
 def last_outcome(graph: Any) -> Outcome | None:
     """What the last `build` or `lookup` of this graph came to; None if there was none."""
     return _outcomes.get(graph)
-
-
-def _source(found: _Found) -> Source:
-    return Source.DISK if found.layer == 0 else Source.LAYER
-
-
-def _bypassed(reason: Reason, detail: str, started: float) -> Outcome:
-    return Outcome(Source.BYPASSED, reason, None, time.perf_counter() - started, detail)
-
-
-def _outcome(source: Source, found: _Found, key: PlanKey, started: float) -> Outcome:
-    route = found.route.value if found.reason is Reason.FOUND else None
-    return Outcome(source, found.reason, key, time.perf_counter() - started, found.detail, route=route)
-
-
-def _miss_error(reason: Reason, detail: str, key: PlanKey | None) -> MissError:
-    return MissError(
-        "a plan is not in the cache, and the mode is require-hit",
-        key=key,
-        reason=reason,
-        found=f"{reason}{f' ({detail})' if detail else ''}, key {key}",
-        todo="Fill the cache first, or unset PLANCACHE_MODE.",
-    )
-
-
-def _summary(plan: Mapping[str, Any], blob: bytes) -> dict[str, Any]:
-    """What two plans for the same key must agree in."""
-    name, engine, knobs, _ = plan["plans"][plan["selected"]]
-    return {
-        "name": name,
-        "engine": engine,
-        "knobs": sorted(map(list, knobs)),
-        "inferred": [list(tensor) for tensor in plan["inferred"]],
-        "operation_graph": plans.operation_graph(blob),
-    }

@@ -8,6 +8,7 @@ from itertools import islice
 from plancache import stored
 from plancache.errors import RecordError
 from plancache.explain import Difference, differences
+from plancache.kernels import is_kernel
 from plancache.keys import PlanKey, digest, topology
 from plancache.store import records
 from plancache.store.interface import Row, Store
@@ -52,7 +53,7 @@ def _candidates(store: Store, key: PlanKey) -> Iterator[Row]:
         {},
     ):
         for row in (listed.row for listed in store.rows(**equal)):
-            if (row.key, row.route) not in seen:
+            if not is_kernel(row) and (row.key, row.route) not in seen:
                 seen.add((row.key, row.route))
                 yield row
 

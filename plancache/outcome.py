@@ -25,6 +25,7 @@ class Reason(StrEnum):
     """Why. One enumeration for hits, misses and bypasses, so that they can be counted."""
 
     FOUND = "found"
+    KERNELS = "the kernel cache of its topology had its kernel"
     ABSENT = "no entry"
     DAMAGED = "the stored record is damaged"
     REFUSED = "cuDNN refused the stored plan"
@@ -54,7 +55,8 @@ class Outcome:
         seconds: wall time of the call.
         detail: more about the reason, for people (the value that could not be encoded, the library's message).
         stored: whether this call wrote the plan to the cache.
-        route: `native` or `deviceless`; None where no plan was loaded or built by plancache.
+        route: `native`, `deviceless`, or `kernels` for a graph with dynamic shapes that was built with the kernel
+            cache of its topology; None where no plan was loaded or built by plancache.
     """
 
     source: Source

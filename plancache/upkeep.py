@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,19 @@ class Upkeep:
         """
         record = self.store.get(row.key, row.route)
         return None if record is None else stored.documents(records.decode(record, self._signing_key)[1])
+
+    def kernel_shapes(self, row: Row) -> list[tuple[list[int], list[int]]]:
+        """Dim and stride of each operand that a stored kernel was compiled for; empty if it is gone.
+
+        Raises:
+            RecordError: the record is damaged.
+            StoreError: the cache cannot be read.
+        """
+        record = self.store.get(row.key, row.route)
+        if record is None:
+            return []
+        shapes: list[tuple[list[int], list[int]]] = json.loads(records.decode(record, self._signing_key)[1]["shape"])
+        return shapes
 
     def verify(self, repair: bool = False, progress: Callable[[], None] = lambda: None) -> Report:
         """Check every record; with `repair`, remove bad ones and keep what is good of a damaged database.

@@ -52,6 +52,10 @@ def test_an_error_of_plancache_is_one_line_and_exit_code_1(monkeypatch, capsys):
 def test_the_demo_builds_then_loads_in_a_second_process(tmp_path, invoke):
     output = invoke("--dir", tmp_path / "cache", "demo", "--example", "vit", "--device", "h200")
     assert "The second process built 0 plans and loaded 9" in output
+    assert [line.split()[-5:-2] for line in output.splitlines() if line.startswith(("first p", "second p"))] == [
+        ["40", "1", "1"],
+        ["40", "0", "0"],
+    ]
     assert max(map(len, output.split("The cache is in")[0].splitlines())) <= 80
     assert str(tmp_path / "cache") in output
     assert "not empty" in invoke("--dir", tmp_path / "cache", "demo", code=1)

@@ -4,13 +4,13 @@ import pytest
 
 import plancache
 from plancache.builders import CachedBuilder, the_graph
-from plancache.cli.demo import EXAMPLES, _cases
+from plancache.cli.demo import DYNAMIC, EXAMPLES, _cases
 from plancache.settings import shipped
 
 
 def test_every_example_is_one_that_the_demo_offers():
     files = {file.stem for file in shipped("examples").glob("*.py")} - {"__init__"}
-    assert files == set(EXAMPLES)
+    assert files == {*EXAMPLES, DYNAMIC}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

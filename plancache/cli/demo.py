@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -25,11 +26,15 @@ from plancache.cudnn import device as devices
 from plancache.cudnn import frontend, libraries
 from plancache.cudnn.target import target
 from plancache.errors import DeviceError, LibraryError, PlanCacheError
+from plancache.kernels import is_kernel
 from plancache.opening import open as open_cache
 from plancache.outcome import Source
 from plancache.settings import shipped, user_cache_directory
 
 EXAMPLES = ("resnet50", "llama_block", "vit")
+# Its graphs have dynamic shapes: what is kept is not a plan each, but the kernels that serve all of them.
+DYNAMIC = "decode_lengths"
+_DYNAMIC_CASES = 40
 
 
 @click.command()
@@ -52,13 +57,19 @@ def demo(directory: Path | None, example: str, device_name: str | None, as_json:
     console = Console(stderr=as_json)
     console.print(f"Building the plans of [bold]{example}[/] for {_title(name)}")
     built = _build_all(path, example, name, console)
-    console.print("Starting a second process, which takes every plan from disk")
+    console.print("Dynamic shapes: one kernel for many lengths")
+    compiled = _dynamic(path, name)
+    console.print("Starting a second process, which takes everything from disk")
     loaded = _second_process(path, example, name)
     rows = [{**one, **two} for one, two in zip(built, loaded["plans"], strict=True)]
+    dynamic = [compiled, loaded["dynamic"]]
     if as_json:
-        print(json.dumps({"directory": str(path), "plans": rows, "process_seconds": loaded["process_seconds"]}))
+        seconds = loaded["process_seconds"]
+        print(json.dumps({"directory": str(path), "plans": rows, "dynamic": dynamic, "process_seconds": seconds}))
     else:
-        _print(console, rows, loaded["process_seconds"], path)
+        _print(console, rows, loaded["process_seconds"])
+        _print_dynamic(console, dynamic)
+        console.print(f"The cache is in {path}", soft_wrap=True)
     rebuilt = [row["plan"] for row in rows if row["source"] != Source.DISK]
     if rebuilt:
         raise click.ClickException(f"the second process did not find: {', '.join(rebuilt)}")
@@ -163,7 +174,22 @@ def _load_all(path: Path, example: str, name: str | None) -> dict[str, Any]:
         for builder, case in _cases(example):
             _, outcome = _ready(cache, builder, handle, case)
             rows.append({"source": outcome.source, "load_ms": 1e3 * outcome.seconds})
-    return {"plans": rows}
+    return {"plans": rows, "dynamic": _dynamic(path, name)}
+
+
+def _dynamic(path: Path, name: str | None) -> dict[str, Any]:
+    """Build the first lengths of the example with dynamic shapes; what was compiled and written for them."""
+    with _handle(name) as handle, open_cache(path, mode="read-write") as cache:
+        outcomes = [_ready(cache, builder, handle, case)[1] for builder, case in _cases(DYNAMIC)[:_DYNAMIC_CASES]]
+        kernels = [listed for listed in cache.rows() if is_kernel(listed.row) and listed.row.size]
+    return {
+        "shapes": len(outcomes),
+        "compiled": sum(outcome.source == Source.BUILT for outcome in outcomes),
+        "written": sum(outcome.stored for outcome in outcomes),
+        "kernels": len(kernels),
+        "first_ms": 1e3 * outcomes[0].seconds,
+        "median_ms": 1e3 * statistics.median(outcome.seconds for outcome in outcomes[1:]),
+    }
 
 
 def _second_process(path: Path, example: str, name: str | None) -> dict[str, Any]:
@@ -178,7 +204,17 @@ def _second_process(path: Path, example: str, name: str | None) -> dict[str, Any
     return {**json.loads(done.stdout), "process_seconds": seconds}
 
 
-def _print(console: Console, rows: list[dict[str, Any]], process_seconds: float, path: Path) -> None:
+def _print_dynamic(console: Console, dynamic: list[dict[str, Any]]) -> None:
+    table = Table("dynamic shapes", box=None, padding=(0, 1), pad_edge=False)
+    for column in ("shapes", "kernels compiled", "written", "first ms", "others ms"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for label, one in zip(("first process", "second process"), dynamic, strict=True):
+        numbers = (one["shapes"], one["compiled"], one["written"])
+        table.add_row(label, *map(str, numbers), f"{one['first_ms']:.0f}", f"{one['median_ms']:.1f}")
+    console.print(table)
+
+
+def _print(console: Console, rows: list[dict[str, Any]], process_seconds: float) -> None:
     table = Table("plan", "engine", box=None, padding=(0, 1), pad_edge=False)
     for column in ("build s", "load ms", "KB", "ratio"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -192,7 +228,6 @@ def _print(console: Console, rows: list[dict[str, Any]], process_seconds: float,
         f"The second process built {len(rows) - loaded} plans and loaded {loaded}; "
         f"from start to end it took {process_seconds:.1f} s."
     )
-    console.print(f"The cache is in {path}", soft_wrap=True)
 
 
 def _numbers(rows: list[dict[str, Any]]) -> list[str]:

@@ -18,6 +18,7 @@ from plancache.cudnn import device as devices
 from plancache.cudnn import environment
 from plancache.errors import PlanCacheError
 from plancache.explain import Explanation, value_text
+from plancache.kernels import is_kernel
 from plancache.keys import BuildSpec, PlanKey
 from plancache.misses import Miss
 from plancache.opening import open as open_cache
@@ -89,7 +90,7 @@ def _from_file(file: Path, device_name: str | None) -> Iterator[Miss]:
 
 def _stored(cache: PlanCache, prefix: str) -> Iterator[Miss]:
     for row in (listed.row for listed in cache.rows()):
-        if row.key.startswith(prefix):
+        if row.key.startswith(prefix) and not is_kernel(row):
             parts = cache.documents(row)
             if parts is not None:
                 key = PlanKey.of(parts["graph"], parts["device"], parts["environment"], parts["build"])

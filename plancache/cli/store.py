@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from plancache.cache import PlanCache
 from plancache.cli.selection import Selection, ago, selecting
+from plancache.kernels import is_kernel
 from plancache.opening import open as open_cache
 from plancache.settings import size
 from plancache.store.interface import Listed
@@ -24,12 +26,16 @@ from plancache.store.interface import Listed
 @click.command()
 @click.argument("key", required=False)
 @selecting
+@click.option("--kernels", is_flag=True, help="List the kernels of kernel caches instead.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def ls(directory: Path | None, selection: Selection, as_json: bool) -> None:
+def ls(directory: Path | None, selection: Selection, kernels: bool, as_json: bool) -> None:
     """List the plans, newest first; KEY is the beginning of their keys."""
     with open_cache(directory, mode="read-only") as cache:
-        rows = selection.of(cache.rows())
+        rows = [listed for listed in selection.of(cache.rows()) if is_kernel(listed.row) == kernels]
+        if kernels and not as_json:
+            _kernel_table(cache, rows)
+            return
     if as_json:
         for listed in rows:
             click.echo(json.dumps({**asdict(listed.row), **_use(listed)}))
@@ -139,6 +145,25 @@ def _table(rows: list[Listed]) -> None:
     console.print(table)
     note = "; * deviceless" if any(listed.row.route != "native" for listed in rows) else ""
     console.print(f"{len(rows)} plans, {_size(sum(listed.stored for listed in rows))}{note}", highlight=False)
+
+
+def _kernel_table(cache: PlanCache, rows: list[Listed]) -> None:
+    """Topology by topology: engine and kernel, bytes of code, for which shape it was compiled and when."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("topology", "kernel", "compiled for"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for name in ("KB", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    kept = [listed for listed in rows if listed.row.size]
+    for listed in sorted(kept, key=lambda one: (one.row.key, one.row.created)):
+        shapes = " ".join("x".join(map(str, dim)) for dim, _ in cache.kernel_shapes(listed.row))
+        row = listed.row
+        name = f"eng{row.engine} {row.name.rpartition('_knob_')[2]}" if "_knob_" in row.name else row.name
+        table.add_row(row.key[:12], name, shapes, f"{row.size / 1024:.0f}", _age(row.created))
+    console = Console()
+    console.print(table)
+    topologies = len({listed.row.key for listed in kept})
+    console.print(f"{len(kept)} kernels of {topologies} topologies", highlight=False)
 
 
 def _use(listed: Listed) -> dict[str, float | int]:

@@ -85,6 +85,11 @@ def arguments(graph: Any) -> dict[str, Any]:
     }
 
 
+def is_dynamic(graph: Any) -> bool:
+    """Whether the graph was made with `is_dynamic_shape_enabled`."""
+    return bool(graph._cpp_graph_kwargs.get("is_dynamic_shape_enabled"))
+
+
 def handle_of(graph: Any) -> Any:
     """The handle that the graph was made with, or None."""
     return graph._handle
@@ -115,6 +120,37 @@ def assemble(graph: Any, by_uid: Mapping[int, Any], made: Sequence[Any]) -> None
         graph._register_tensor(by_uid[uid])
     graph._nodes.extend(made)
     graph._reserved_uids.update(by_uid)  # so that a tensor that is added later gets a uid of its own
+
+
+class Snapshot:
+    """A graph's state, to go back to: what the frontend keeps of it, and its tensors' shapes and types."""
+
+    def __init__(self, graph: Any) -> None:
+        self._attributes = {name: _copied(value) for name, value in vars(graph).items()}
+        self._tensors = [(tensor, tensor.dim, tensor.stride, tensor.data_type) for tensor in tensors(graph).values()]
+
+    def restore(self, graph: Any) -> None:
+        """Bring the graph back to this state. Attributes that the caller has put on it since stay where they are."""
+        for name in (*self._attributes, "execute_plan_at_index"):
+            vars(graph).pop(name, None)
+        vars(graph).update({name: _copied(value) for name, value in self._attributes.items()})
+        for tensor, dim, stride, data_type in self._tensors:
+            tensor.dim, tensor.stride, tensor.data_type = dim, stride, data_type
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if type(value) in (dict, list, set) else value
+
+
+def attach_kernel_cache(graph: Any, native: Any) -> None:
+    """Give a declared graph a kernel cache, as the constructor's argument would have."""
+    graph._cpp_graph_kwargs["kernel_cache"] = native
+
+
+def copy_filters(source: Any, graph: Any) -> None:
+    """Give a declared graph the filters of another."""
+    for name in _FILTERS:
+        setattr(graph, name, _copied(getattr(source, name)))
 
 
 # ---------------------------------------------------------------- reading a built graph
@@ -148,6 +184,14 @@ def chosen_kind(graph: Any) -> str:
     if graph.selected_engine is not None:
         return "python"
     return "delegated" if graph._plans[graph._plan_index].cpp_index is None else "backend"
+
+
+def first_plan(graph: Any) -> tuple[int, dict[str, int]] | None:
+    """Engine and knobs, by name, of the plan that building tries first; None if it is not the backend's to tell."""
+    config = graph._plans[graph._plan_index]
+    if config.engine_id < 0 or config.cpp_index is None:
+        return None
+    return int(config.engine_id), {knob.name: int(value) for knob, value in (config.knobs or {}).items()}
 
 
 def plan_list(graph: Any) -> PlanList:
@@ -224,8 +268,7 @@ class LoadedPlan:
         self._graph = weakref.ref(graph)
         self._plans = plans
         self._plan_again = plan_again
-        self._declared = {name: _copied(value) for name, value in vars(graph).items()}
-        self._tensors: list[tuple[Any, Any, Any, Any]] = []
+        self._declared = Snapshot(graph)
         self._container = container
         for name in _PASSED_ON:
             setattr(self, name, getattr(container, name))
@@ -240,7 +283,6 @@ class LoadedPlan:
         by_uid = tensors(graph)
         for uid, dim, stride, data_type in inferred:
             tensor = by_uid[uid]
-            self._tensors.append((tensor, tensor.dim, tensor.stride, tensor.data_type))
             tensor.dim, tensor.stride = tuple(dim), tuple(stride)
             if data_type is not None:
                 tensor.data_type = getattr(types, data_type)
@@ -295,27 +337,21 @@ class LoadedPlan:
         graph = self._graph()
         if graph is None:
             raise ReferenceError("the graph of this plan is gone")
-        served = dict(vars(graph))
-        if served["_lowered_graph"] is not self:
-            return served["_lowered_graph"]  # another call was first
-        inferred = [(tensor, tensor.dim, tensor.stride, tensor.data_type) for tensor, *_ in self._tensors]
-        # Attributes that the caller has put on the graph since stay where they are.
-        for name in (*self._declared, "execute_plan_at_index"):
-            del vars(graph)[name]
-        vars(graph).update({name: _copied(value) for name, value in self._declared.items()})
-        _restore(self._tensors)
+        if graph._lowered_graph is not self:
+            return graph._lowered_graph  # another call was first
+        served = Snapshot(graph)
+        # What the caller chose since it was served stays so, on the list that planning gives.
+        chosen = {name: vars(graph)[name] for name in (*_FILTERS, "_plan_pinned", "_is_built")}
+        index = graph._plan_index
+        self._declared.restore(graph)
         try:
             self._plan_again(graph)
         except BaseException:
-            vars(graph).clear()
-            vars(graph).update(served)
-            _restore(inferred)
+            served.restore(graph)
             raise
-        # What the caller chose since, except the plan itself where nothing was chosen.
-        later = {name: served[name] for name in (*_FILTERS, "_plan_pinned", "_is_built")}
-        vars(graph).update(later)
+        vars(graph).update(chosen)
         if len(graph._plans) == len(self._plans.plans):
-            graph._plan_index = served["_plan_index"]
+            graph._plan_index = index
         return graph._lowered_graph
 
 
@@ -324,15 +360,6 @@ def _with_handle(function: Callable[..., Any], place: int, handle: int) -> Calla
         return function(*args[:place], args[place] or handle, *args[place + 1 :])
 
     return call
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if type(value) in (dict, list, set) else value
-
-
-def _restore(attributes: Sequence[tuple[Any, Any, Any, Any]]) -> None:
-    for tensor, dim, stride, data_type in attributes:
-        tensor.dim, tensor.stride, tensor.data_type = dim, stride, data_type
 
 
 def serve(

@@ -17,6 +17,7 @@ from typing import Any
 from plancache.cudnn import libraries
 
 SCHEMAS = (4,)
+FIRST_REVISION = 92700  # the first cuDNN whose kernel caches have a revision
 # Seconds that a build takes at least if it compiled something; where a cuDNN has no revision (before 9.27) only such
 # builds are worth a look at the document.
 COMPILES = 0.1
@@ -32,16 +33,18 @@ class Kernel:
         text: the entry as JSON.
         name: its first kernel's name.
         engine: the engine's id.
+        knobs: its knobs, each (name without prefix, value).
         size: bytes of code.
-        shape: the sizes that it was compiled for, tensor by tensor.
+        operands: dim and stride of each tensor that is no intermediate, as it was compiled for.
     """
 
     identity: str
     text: str
     name: str
     engine: int
+    knobs: tuple[tuple[str, int], ...]
     size: int
-    shape: tuple[tuple[int, ...], ...]
+    operands: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,11 @@ def _kernel(entry: Mapping[str, Any]) -> Kernel:
         text=_text(entry),
         name=str(names[0]),
         engine=int(key["engineId"]),
+        knobs=tuple((name.removeprefix("CUDNN_KNOB_TYPE_"), int(value)) for name, value in key["knobChoices"].items()),
         size=sum(len(kernel["cubin"]) * 3 // 4 for kernel in kernels),
-        shape=tuple(tuple(tensor["dim"]) for tensor in tensors),
+        operands=tuple(
+            (tuple(tensor["dim"]), tuple(tensor["stride"])) for tensor in tensors if not tensor["isVirtual"]
+        ),
     )
 
 
@@ -131,8 +137,8 @@ class Tracked:
             build_seconds: how long the builds since then took at most; decides where there is no revision.
         """
         now = self.revision
-        if now is None:
-            return build_seconds >= COMPILES
+        if now is None:  # before the first build, or never
+            return libraries.backend_version() < FIRST_REVISION and build_seconds >= COMPILES
         return now != self._known
 
     def document(self) -> str | None:

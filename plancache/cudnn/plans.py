@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from plancache.cudnn import device as devices
-from plancache.cudnn import environment, frontend, graph, libraries
+from plancache.cudnn import environment, frontend, graph, kernel_cache, libraries, rebuild
 from plancache.cudnn.device import Device
+from plancache.cudnn.kernel_cache import Tracked
 from plancache.errors import BuilderError, DeviceError, LibraryError
 from plancache.keys import PlanKey
 
@@ -20,6 +21,7 @@ class Route(StrEnum):
     """How a plan is built and loaded. cuDNN gives wrong results or hangs where the two are mixed."""
 
     NATIVE = "native"
+    REPLAY = "replay"
     DEVICELESS = "deviceless"
 
 
@@ -72,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """A built graph's plan, as it is stored."""
+    """A built graph's plan, as it is stored; its blob is cuDNN's, or for the route `replay` a kernel document."""
 
     plans: frontend.PlanList
     inferred: list[list[Any]]
@@ -180,12 +182,63 @@ def _attributes(tensor: Any) -> tuple[list[int], list[int], str | None]:
     return list(tensor.dim), list(tensor.stride), None if data_type is None else data_type.name
 
 
+def build_replay(wanted: Request) -> BuiltPlan:
+    """A plan for the route `replay`: built with a kernel cache, whose document and the plan's recipe are kept.
+
+    The request's graph is left alone; a twin, made from its document, is built.
+
+    Raises:
+        UnkeptPlanError: the plan cannot be kept.
+        And whatever the frontend raises: cudnnGraphNotSupportedError for a graph that has no dynamic-shape engine.
+    """
+    native = wanted.route is Route.NATIVE
+    twin = rebuild.graph(
+        wanted.key.documents["graph"],
+        device=None if native else wanted.device,
+        handle=frontend.handle_of(wanted.graph) if native else None,
+    )
+    frontend.copy_filters(wanted.graph, twin)
+    tracked = Tracked(None, 0)
+    frontend.attach_kernel_cache(twin, tracked.native)
+    before = {uid: _attributes(tensor) for uid, tensor in frontend.tensors(twin).items()}
+    started = time.perf_counter()
+    run_build(twin, wanted.choice)
+    seconds = time.perf_counter() - started
+    document = tracked.document()
+    parts = None if document is None else kernel_cache.split(document)
+    if document is None or parts is None or not parts.kernels:
+        raise UnkeptPlanError("unreadable", "the kernel cache is empty after the build, or of an unknown schema")
+    built = _built(twin, before, seconds)
+    return replace(built, blob=document.encode())
+
+
+def replay(wanted: Request, plan: Mapping[str, Any], document: bytes) -> None:
+    """Rebuild a stored plan from its kernel document and recipe, in the request's graph; nothing is compiled.
+
+    Raises whatever cuDNN raises; the graph is then as it was.
+    """
+    declared = wanted.graph
+    chosen = _plan_list(plan).chosen
+    knob = libraries.cudnn().knob_type
+    recipe = (chosen.engine, {knob(number): value for number, value in chosen.knobs.items()})
+    snapshot = frontend.Snapshot(declared)
+    try:
+        frontend.attach_kernel_cache(declared, Tracked(document.decode(), 1).native)
+        run_build(declared, Choice(plan=recipe))
+    except BaseException:
+        snapshot.restore(declared)
+        raise
+
+
 def load(wanted: Request, route: Route, plan: Mapping[str, Any], blob: bytes) -> None:
     """Make the request's graph executable from a stored plan: `described(plan)` and its blob.
 
     `route` is the stored plan's. Raises whatever cuDNN raises when it does not take the blob; the graph is then
     as it was.
     """
+    if route is Route.REPLAY:
+        replay(wanted, plan, blob)
+        return
     described = wanted.device.native if route is Route.DEVICELESS else None
     container = frontend.load(wanted.graph, blob, described)
     choice = wanted.choice

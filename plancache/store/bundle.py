@@ -6,10 +6,9 @@ whole.
 
 from __future__ import annotations
 
-import os
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from plancache.store.plans import SqliteStore
 
 Progress = Callable[[], None]
 _UNBOUNDED = Bounds(1 << 60)
+_BATCH = 64  # records between two looks at the bound, which also keep the journal short
 
 
 @dataclass
@@ -39,35 +39,42 @@ def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, 
     Raises:
         StoreError: the store cannot be read, or the file cannot be written.
     """
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
     counts = Counts()
-    bundle = SqliteStore(scratch, Access(read_only=False, mode=0o644), _UNBOUNDED)
     try:
-        for listed in rows:
-            record = store.get(listed.row.key, listed.row.route)
-            if record is not None:
-                try:
-                    row, _ = records.decode(record, key)
-                    bundle.put(row, record)
-                    counts.done += 1
-                except RecordError:
-                    counts.damaged += 1
-            progress()
-        connection = bundle.database.connection()
-        # A journal mode that leaves no companions: the bundle is one file, and may lie on a read-only mount.
-        connection.execute("PRAGMA journal_mode = DELETE")
-        bundle.close()
-        scratch.chmod(0o644)
-        scratch.replace(file)
+        # A directory of its own, so that whatever becomes of this process there is no half bundle, and the locks and
+        # journals of whatever else lies beside `file` (a cache, another export) are not touched.
+        with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as scratch:
+            written = Path(scratch, file.name)
+            bundle = SqliteStore(written, Access(read_only=False, mode=0o644), _UNBOUNDED)
+            try:
+                _fill(bundle, store, rows, key, progress, counts)
+                # A journal mode that leaves no companions: a bundle is one file, and may lie on a read-only mount.
+                bundle.database.connection().execute("PRAGMA journal_mode = DELETE")
+            finally:
+                bundle.close()
+            written.chmod(0o644)
+            written.replace(file)
     except (sqlite3.Error, OSError) as error:
         raise StoreError("the bundle cannot be written", path=file, found=f"{type(error).__name__}: {error}") from error
-    finally:
-        with suppress(StoreError):
-            bundle.close()
-        for leftover in (scratch, *(Path(f"{scratch}{end}") for end in ("-wal", "-shm", "-journal"))):
-            leftover.unlink(missing_ok=True)
-        (file.parent / "migrate.lock").unlink(missing_ok=True)
     return counts
+
+
+def _fill(
+    bundle: Store, store: Store, rows: Iterable[Listed], key: bytes | None, progress: Progress, counts: Counts
+) -> None:
+    for number, listed in enumerate(rows, start=1):
+        record = store.get(listed.row.key, listed.row.route)
+        if record is not None:
+            try:
+                row, _ = records.decode(record, key)
+            except RecordError:
+                counts.damaged += 1
+            else:
+                bundle.put(row, record)
+                counts.done += 1
+        if number % _BATCH == 0:
+            bundle.maintain()
+        progress()
 
 
 def merge(bundle: Store, store: Store, key: bytes | None, progress: Progress) -> Counts:
@@ -79,7 +86,7 @@ def merge(bundle: Store, store: Store, key: bytes | None, progress: Progress) ->
         StoreError: the bundle cannot be read at all, or the store cannot be written.
     """
     counts = Counts()
-    for _, _, _, record in bundle.salvage():
+    for number, (_, _, _, record) in enumerate(bundle.salvage(), start=1):
         try:
             row, _ = records.decode(record, key)
         except RecordError:
@@ -89,6 +96,8 @@ def merge(bundle: Store, store: Store, key: bytes | None, progress: Progress) ->
                 counts.done += 1
             else:
                 counts.present += 1
+        if number % _BATCH == 0:
+            store.maintain()
         progress()
     store.flush()
     store.maintain()

@@ -15,6 +15,7 @@ import sqlite3
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,8 +34,6 @@ _BUSY = 2.0
 _MIGRATION = 10.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
 _COMPANIONS = ("", "-wal", "-shm", "-journal")
-# Connections that forked children inherited. They are kept, unused: closing one would be a use of it.
-_inherited: list[_Held] = []
 
 
 class _Held:
@@ -45,9 +44,10 @@ class _Held:
     ) -> None:
         self.connection = connection
         self.inode = inode
-        self.identity = identity  # of an immutable one or a copy: which state of the files it shows
+        self.identity = identity  # of an immutable one: which state of the files it shows
         self.process = os.getpid()
         self.copy = copy
+        _every.add(self)
 
     def close(self) -> None:
         self.connection.close()
@@ -55,10 +55,27 @@ class _Held:
             shutil.rmtree(self.copy, ignore_errors=True)
 
     def __del__(self) -> None:
-        # Inherited over a fork, closing would be a use of it.
         if self.process == os.getpid():
             with suppress(sqlite3.Error):
                 self.close()
+
+
+_every: weakref.WeakSet[_Held] = weakref.WeakSet()
+
+
+def _keep_inherited() -> None:
+    """In a forked child: let go of none of the parent's connections, since closing one would be a use of it.
+
+    References for good, so that nothing is closed at the interpreter's end either (from 3.13 on with a complaint).
+    """
+    if inherited := list(_every):
+        import ctypes
+
+        for held in inherited:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held.connection))
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
 
 
 class Database:
@@ -77,9 +94,7 @@ class Database:
             StoreError: the file cannot be opened, is no database, or was written by a newer plancache.
         """
         held: _Held | None = getattr(self._local, "held", None)
-        if held is not None and held.process != os.getpid():
-            _inherited.append(held)
-        elif held is not None and not (held.identity and self._identity() != held.identity):
+        if held is not None and held.process == os.getpid() and not self._changed(held):
             return held.connection
         with faults(self.file):
             self._local.held = self._open()
@@ -126,8 +141,9 @@ class Database:
         if not self.access.read_only and not self.bundle:
             if not self.file.exists():
                 self._make()
-            inode = self._local.inode = _inode(self.file)
-            return self._checked(_connect(self.file), inode)
+            self._local.inode = _inode(self.file)
+            connection = _connect(self.file)
+            return self._checked(connection, self._local.inode or _inode(self.file))
         if not self.file.exists():
             raise StoreError("there is no cache here", path=self.file, found="no database", expected=str(self.file))
         return self._open_read_only()
@@ -143,7 +159,7 @@ class Database:
         os.close(descriptor)
         try:
             self.access.follow(scratch)
-            with suppress(FileExistsError):  # another process was first
+            with suppress(OSError):  # another process was first; or there are no links here, and SQLite makes the file
                 os.link(scratch, self.file)
         finally:
             scratch.unlink()
@@ -157,29 +173,32 @@ class Database:
         inode, identity = _inode(self.file), self._identity()
         journals = [Path(f"{self.file}{end}") for end in ("-wal", "-journal")]
         left_over = any(journal.exists() and journal.stat().st_size for journal in journals)
-        # In another owner's directory root could write, and does not.
+        # In another owner's directory root could write, and does not: not even what SQLite shares between processes.
         writable = not self.access.foreign and os.access(self.file.parent, os.W_OK)
         if not self.bundle and (writable or left_over):
             try:
-                return self._checked(_connect(self.file, "mode=ro"), inode)
+                return self._checked(_connect(self.file, "mode=ro" if writable else "mode=ro&readonly_shm=1"), inode)
             except sqlite3.OperationalError:
                 if not left_over:
                     raise
-            return self._open_copy(inode, identity)
+            return self._open_copy(inode)
         return self._checked(_connect(self.file, "mode=ro&immutable=1"), inode, identity)
+
+    def _changed(self, held: _Held) -> bool:
+        return held.identity is not None and held.identity != self._identity()
 
     def _identity(self) -> object:
         """Which state the files are in. A journal that comes up is a writer: `immutable` is right no longer."""
         return _stamp(self.file), None if self.bundle else _stamp(Path(f"{self.file}-wal"))
 
-    def _open_copy(self, inode: object, identity: object) -> _Held:
+    def _open_copy(self, inode: object) -> _Held:
         copy = Path(tempfile.mkdtemp(prefix="plancache-"))
         try:
             for companion in _COMPANIONS:
                 if companion != "-shm":
                     with suppress(FileNotFoundError):
                         shutil.copyfile(f"{self.file}{companion}", copy / f"{self.file.name}{companion}")
-            return self._checked(_connect(copy / self.file.name), inode, identity, copy)
+            return self._checked(_connect(copy / self.file.name), inode, copy=copy)
         except BaseException:
             shutil.rmtree(copy, ignore_errors=True)
             raise
@@ -241,6 +260,8 @@ class Database:
                 for number, file in enumerate(files, start=1):
                     ledger(name=file.stem)(_migration(file, number))
                 ledger.apply(sqlite_utils.Database(connection))
+                # Of two truths the ledger is the one: a number that was damaged is put right.
+                connection.execute(f"PRAGMA user_version = {len(files)}")
         except filelock.Timeout as error:
             raise StoreError(
                 "another process has been making or migrating the cache for too long", path=self.file, found=str(error)

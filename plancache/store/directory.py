@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,14 +25,15 @@ def default_directory() -> Path:
 def filesystem(path: Path) -> str:
     """The type of the file system that `path` is on, or would be; `unknown` where it cannot be told."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounts = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")
         place = _existing(path).resolve()
     except OSError:
         return "unknown"
     best, kind = -1, "unknown"
-    for line in mounts:
+    for line in filter(None, mounts):
         left, _, right = line.partition(" - ")
-        mounted = Path(left.split()[4].encode().decode("unicode_escape"))
+        # Blanks and the like are written as \040; every other character stays as it is, of whatever alphabet.
+        mounted = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split(" ")[4]))
         # Of mounts on the same place, the last one is on top.
         if place.is_relative_to(mounted) and len(mounted.parts) >= best:
             best, kind = len(mounted.parts), right.split()[0]
@@ -52,10 +54,12 @@ class Access:
     Attributes:
         read_only: nothing may be written there.
         mode: the directory's mode, which everything that is made in it follows.
+        foreign: it is another owner's: not even root writes there.
     """
 
     read_only: bool
     mode: int = 0o700
+    foreign: bool = False
 
     @property
     def file_mode(self) -> int:
@@ -89,31 +93,59 @@ def access(path: Path, *, read_only: bool, signed: bool, trusted: tuple[str, ...
     Raises:
         StoreError: the directory cannot be made, is not there, or is refused; the error says why.
     """
-    if not path.exists():
-        if read_only:
-            raise StoreError("there is no cache here", path=path, found=f"no directory {path}")
-        _make(path)
     try:
+        if not path.exists():
+            if read_only:
+                raise StoreError("there is no cache here", path=path, found=f"no directory {path}")
+            _make(path)
         status = path.stat()
     except OSError as error:
-        raise StoreError("the cache directory cannot be read", path=path, found=str(error)) from error
-    named = str(path) in trusted or str(path.resolve()) in trusted
-    _refuse(path, status, signed or named)
-    mine = status.st_uid == os.geteuid() or (status.st_mode & stat.S_IWGRP and _in_group(status.st_gid))
-    may_write = mine and os.access(path, os.W_OK | os.X_OK)
-    return Access(read_only or not may_write, stat.S_IMODE(status.st_mode))
-
-
-def _refuse(path: Path, status: os.stat_result, vouched: bool) -> None:
-    def refused(why: str, todo: str) -> StoreError:
-        what = "the cache directory is refused, since others could put native code into it"
-        return StoreError(what, path=path, found=f"{path} {why}", todo=todo)
-
+        raise _unreadable(path, error) from error
     if not stat.S_ISDIR(status.st_mode):
         raise StoreError("the cache directory is no directory", path=path, found=str(path), todo="Set PLANCACHE_DIR.")
+    _refuse(path, status, "the cache directory", signed or _named(path, trusted))
+    if not os.access(path, os.X_OK):
+        raise _unreadable(path, f"user {os.geteuid()} may not enter {path}")
+    mine = status.st_uid == os.geteuid() or bool(status.st_mode & stat.S_IWGRP and _in_group(status.st_gid))
+    may_write = mine and os.access(path, os.W_OK | os.X_OK)
+    return Access(read_only or not may_write, stat.S_IMODE(status.st_mode), foreign=not mine)
+
+
+def bundle_access(path: Path, *, signed: bool, trusted: tuple[str, ...]) -> Access | None:
+    """What may be done with a bundle, by the same rules; None if there is no file at `path`.
+
+    Raises:
+        StoreError: it cannot be read, or is refused; the error says why.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    _refuse(path, status, "the bundle", signed or _named(path, trusted))
+    return Access(read_only=True)
+
+
+def _named(path: Path, trusted: tuple[str, ...]) -> bool:
+    return str(path) in trusted or str(path.resolve()) in trusted
+
+
+def _unreadable(path: Path, found: object) -> StoreError:
+    return StoreError("the cache cannot be read", path=path, found=str(found))
+
+
+def _refuse(path: Path, status: os.stat_result, kind: str, vouched: bool) -> None:
+    def refused(why: str, todo: str) -> StoreError:
+        what = f"{kind} is refused, since others could put native code into it"
+        return StoreError(what, path=path, found=f"{path} {why}", todo=todo)
+
     if status.st_mode & stat.S_IWOTH:
         raise refused("may be written by everybody", f"chmod o-w {path}")
-    if status.st_mode & stat.S_IWGRP and not _in_group(status.st_gid) and status.st_uid != os.geteuid():
+    stranger = not _in_group(status.st_gid) and status.st_uid != os.geteuid()
+    if status.st_mode & stat.S_IWGRP and stranger and not vouched:
         raise refused("may be written by a group that you are not in", "Have it signed (PLANCACHE_KEY_FILE).")
     shared = bool(status.st_mode & stat.S_IWGRP)
     if status.st_uid not in (0, os.geteuid()) and not shared and not vouched:

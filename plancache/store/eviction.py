@@ -6,10 +6,13 @@ after the journal's share, since deleted rows leave free pages behind that the n
 
 from __future__ import annotations
 
+import heapq
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from plancache.store.interface import Listed
 
@@ -20,6 +23,12 @@ _LOWEST = 1 << 20
 _KEPT = 0.9
 # An environment that nobody has used for so long, while another one was, is dead: its plans go first.
 DEAD_AFTER = 7 * 86400.0
+# A use that lies further ahead than this was stamped before the clock jumped back (or is of no clock at all).
+_AHEAD = 60.0
+# Seconds that a checkpoint waits for others.
+_PATIENCE = 0.1
+# Pages that are given back in one transaction, which others wait for.
+_STEP = 256
 
 
 @dataclass(frozen=True)
@@ -30,8 +39,18 @@ class Bounds:
 
     @property
     def journal(self) -> int:
-        """What the write-ahead log may grow to before it is checkpointed."""
+        """What the write-ahead log may take."""
         return min(64 << 20, self._usable // 4)
+
+    @property
+    def journal_due(self) -> int:
+        """From here on it is checkpointed: the rest is for what other processes write until then."""
+        return self.journal // 2
+
+    @property
+    def journal_full(self) -> int:
+        """From here on nothing is written: the rest is for the transaction that comes to it."""
+        return self.journal // 4 * 3
 
     @property
     def database(self) -> int:
@@ -43,52 +62,105 @@ class Bounds:
         return max(_LOWEST, self.max_bytes - _SMALL_FILES)
 
 
-def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, key: str, environment: str) -> bool:
+def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, key: str = "", environment: str = "") -> bool:
     """Within a transaction: delete rows until `need` more bytes fit; whether they do.
 
     Args:
         key: the key that is being stored, which is never deleted.
         environment: the one that the writer runs in, which is never dead.
     """
-    page = _pragma(connection, "page_size")
-    live = page * (_pragma(connection, "page_count") - _pragma(connection, "freelist_count"))
     if need > bounds.database // 2:
         return False
-    if live + need <= bounds.database:
-        return True
-    excess = live + need - int(_KEPT * bounds.database)
-    doomed = []
-    for row, size in _least_useful_first(connection, key, environment):
-        if excess <= 0:
-            break
-        doomed.append((row,))
-        excess -= page * -(-size // page)
-    connection.executemany("DELETE FROM plans WHERE rowid = ?", doomed)
+    # Deleting writes pages to the journal, too: a small part of it in one transaction.
+    batch = min(int((1 - _KEPT) * bounds.database), bounds.journal // 8)
+    page = _pragma(connection, "page_size")
+    # Looked at again after each batch: small rows share pages, which are free only when the last one has gone.
+    while (excess := over(connection, bounds, need)) > 0:
+        doomed, freed = [], 0
+        for _, row, size in _least_useful_first(connection, key, environment):
+            doomed.append((row,))
+            freed += page * -(-size // page)
+            if freed >= max(excess, batch):
+                break
+        if not doomed:
+            return False
+        connection.executemany("DELETE FROM plans WHERE rowid = ?", doomed)
     return True
 
 
-def _least_useful_first(connection: sqlite3.Connection, key: str, environment: str) -> Iterator[tuple[int, int]]:
-    last_use = connection.execute("SELECT environment, max(used) FROM plans GROUP BY environment").fetchall()
+def _least_useful_first(connection: sqlite3.Connection, key: str, environment: str) -> Iterator[tuple[float, int, int]]:
+    """Rows of dead environments; those that were used in the future, by the clock; the others. Oldest use first."""
     now = time.time()
-    dead = [name for name, used in last_use if name != environment and used < now - DEAD_AFTER]
-    marks = ", ".join("?" * len(dead))
-    order = f"environment IN ({marks}) DESC, used" if dead else "used"
-    yield from connection.execute(
-        f"SELECT rowid, length(record) + 512 FROM plans WHERE key != ? ORDER BY {order}", (key, *dead)
-    )
+    dead: list[str] = []
+    live: list[str] = []
+    for name in _environments(connection):
+        (used,) = connection.execute("SELECT max(used) FROM plans WHERE environment = ?", (name,)).fetchone()
+        (dead if name != environment and used < now - DEAD_AFTER else live).append(name)
+    for names, after, until in ((dead, 0.0, now), (live, now + _AHEAD, float("inf")), (live, 0.0, now + _AHEAD)):
+        # By the index, and only as far as it is asked for: the whole table is not sorted.
+        yield from heapq.merge(
+            *(
+                connection.execute(
+                    "SELECT used, rowid, length(record) + 512 FROM plans"
+                    " WHERE environment = ? AND used >= ? AND used < ? AND key != ? ORDER BY used",
+                    (name, after, until, key),
+                )
+                for name in names
+            )
+        )
 
 
-def shrink(connection: sqlite3.Connection, bounds: Bounds) -> None:
-    """Give free pages back to the file system where the database is larger than its bound."""
-    page = _pragma(connection, "page_size")
-    surplus = page * _pragma(connection, "page_count") - bounds.database
-    if surplus > 0:
-        connection.execute(f"PRAGMA incremental_vacuum({-(-surplus // page)})").fetchall()
+def _environments(connection: sqlite3.Connection) -> Iterator[str]:
+    # By the index: DISTINCT would read all of it.
+    (name,) = connection.execute("SELECT min(environment) FROM plans").fetchone()
+    while name is not None:
+        yield name
+        (name,) = connection.execute("SELECT min(environment) FROM plans WHERE environment > ?", (name,)).fetchone()
+
+
+def surplus_pages(connection: sqlite3.Connection, bounds: Bounds) -> int:
+    """How many free pages are to be given back: those beyond the bound, and most of them after much was removed."""
+    page, pages = _pragma(connection, "page_size"), _pragma(connection, "page_count")
+    free = _pragma(connection, "freelist_count")
+    return min(free, max(pages - bounds.database // page, free - pages // 4, 0))
+
+
+def shrink(connection: sqlite3.Connection, pages: int) -> None:
+    """Within a transaction: give up to so many free pages back. The file gets shorter at the next checkpoint."""
+    connection.execute(f"PRAGMA incremental_vacuum({min(pages, _STEP)})").fetchall()
 
 
 def checkpoint(connection: sqlite3.Connection) -> None:
     """Move the journal into the database and cut it off; if others use it, another time."""
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    # It keeps writers out while it waits for readers, so it must not wait for long: a reader may stand still. SQLite
+    # itself would try eight times in this time, and find a writer each time where several write at once.
+    (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute("PRAGMA busy_timeout = 5")
+    try:
+        deadline = time.monotonic() + _PATIENCE
+        while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] and time.monotonic() < deadline:
+            time.sleep(0.001)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {patience}")
+
+
+def remove_aside(directory: Path, database: int, bounds: Bounds) -> None:
+    """Remove damaged databases that were set aside, the oldest first, as the one in use takes their place."""
+    aside = []
+    for file in sorted(directory.glob("damaged-*")):
+        with suppress(FileNotFoundError):
+            aside.append((file, file.stat().st_size))
+    excess = database + sum(size for _, size in aside) - bounds.database
+    for file, size in aside:
+        if excess > 0:
+            file.unlink(missing_ok=True)
+            excess -= size
+
+
+def over(connection: sqlite3.Connection, bounds: Bounds, need: int = 0) -> int:
+    """By how many bytes the pages in use, and `need` more, are beyond the bound; below zero where they fit."""
+    live = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
+    return _pragma(connection, "page_size") * live + need - bounds.database
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

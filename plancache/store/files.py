@@ -37,25 +37,21 @@ class FileStore(Store):
         self._used: dict[Path, float] = {}
         self._size: int | None = None
         self._puts = 0
+        self._newest: Path | None = None
         if self.read_only and not (path / DIRECTORY).is_dir():
             raise StoreError("there is no cache here", path=path, found="no records", expected=str(path / DIRECTORY))
 
     def get(self, key: str, route: str) -> bytes | None:
-        file = self._file(key, route)
-        with _faults(file):
-            try:
-                record = file.read_bytes()
-            except FileNotFoundError:
-                return None
-        if not self.read_only:
-            self._used[file] = time.time()
+        record = self._read(key, route)
+        if record is not None and not self.read_only:
+            self._used[self._file(key, route)] = time.time()
         return record
 
     def put(self, row: Row, record: bytes, replaces: bytes | None = None) -> bool:
         self._may_write()
         if len(record) > self.bounds.database // 2:
             return False
-        there = self.get(row.key, row.route)
+        there = self._read(row.key, row.route)
         if there is not None and there != replaces and not self._gives_way(there, row):
             return False
         file = self._file(row.key, row.route)
@@ -73,6 +69,7 @@ class FileStore(Store):
                 with suppress(OSError):
                     scratch.unlink()
                 raise
+        self._newest = file
         self._puts += 1
         if self._size is not None:
             self._size += len(record) - len(there or b"")
@@ -80,7 +77,7 @@ class FileStore(Store):
 
     def discard(self, key: str, route: str, record: bytes | None = None) -> bool:
         self._may_write()
-        if record is not None and self.get(key, route) != record:
+        if record is not None and self._read(key, route) != record:
             return False
         with _faults(self.path):
             try:
@@ -115,7 +112,7 @@ class FileStore(Store):
 
     def flush(self) -> None:
         used, self._used = self._used, {}
-        for file, when in used.items():
+        for file, when in list(used.items()):  # another thread may still be adding to it
             with suppress(OSError):
                 os.utime(file, (when, when))
 
@@ -130,11 +127,13 @@ class FileStore(Store):
 
     def _evict(self) -> None:
         self.flush()
-        newest_last = sorted(self._files(), key=lambda found: found[1].st_mtime)
-        size = sum(status.st_size for _, status in newest_last)
-        for file, status in newest_last[:-1]:  # never the entry just written
+        oldest_first = sorted(self._files(), key=lambda found: found[1].st_mtime)
+        size = sum(status.st_size for _, status in oldest_first)
+        for file, status in oldest_first:
             if size <= _KEPT * self.bounds.database:
                 break
+            if file == self._newest:  # by its time it is the oldest, where the clock has jumped back
+                continue
             with suppress(FileNotFoundError):
                 file.unlink()
             size -= status.st_size
@@ -153,12 +152,23 @@ class FileStore(Store):
         except RecordError:
             return False  # the caller says what it replaces
 
+    def _read(self, key: str, route: str) -> bytes | None:
+        file = self._file(key, route)
+        with _faults(file):
+            try:
+                return file.read_bytes()
+            except FileNotFoundError:
+                return None
+
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for directory, _, names in os.walk(self.path / DIRECTORY):
             for name in names:
                 file = Path(directory, name)
-                with suppress(FileNotFoundError):
-                    yield file, file.stat()
+                key, _, route = name.partition(".")
+                # Not what a network file system keeps of a file that was removed while open, nor what people put here.
+                if file == self._file(key, route):
+                    with suppress(FileNotFoundError):
+                        yield file, file.stat()
 
     def _file(self, key: str, route: str) -> Path:
         return self.path / DIRECTORY / key[:2] / f"{key}.{route}"

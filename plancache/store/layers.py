@@ -50,10 +50,11 @@ def open_store(path: Path, options: Options, read_only: bool = False) -> tuple[S
     Raises:
         StoreError: it is not there and may not be made, or it is refused.
     """
-    if path.is_file():
-        access = Access(read_only=True)
-        return SqliteStore(path, access, bundle=True), access
-    access = directory.access(path, read_only=read_only, signed=options.key is not None, trusted=options.trusted)
+    signed = options.key is not None
+    bundle = directory.bundle_access(path, signed=signed, trusted=options.trusted)
+    if bundle is not None:
+        return SqliteStore(path, bundle, bundle=True), bundle
+    access = directory.access(path, read_only=read_only, signed=signed, trusted=options.trusted)
     if (options.kind or _kind(path)) == "files":
         return FileStore(path, access, options.bounds, options.key), access
     return SqliteStore.at(path, access, options.bounds), access

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, fields
 from pathlib import Path
 
@@ -21,7 +21,12 @@ _COLUMNS = ", ".join(_NAMES)
 _GET = "SELECT record FROM plans WHERE key = ? AND route = ?"
 _ROWS = f"SELECT {_COLUMNS}, used, hits, length(record) FROM plans"
 _NEWEST_FIRST = " ORDER BY created DESC, key, route"
-_STAMP = "UPDATE plans SET used = max(used, ?), hits = hits + ? WHERE key = ? AND route = ?"
+# A stamp that is older than what another process has stamped changes nothing; one from the future is put right.
+_STAMP = "UPDATE plans SET used = iif(used > ?1, ?2, max(used, ?2)), hits = hits + ?3 WHERE key = ?4 AND route = ?5"
+# Seconds that a writer waits for its turn, and between two tries. SQLite itself tries ten times a second: where
+# several processes write all the time, one of eight found the database locked each time for two seconds (measured).
+_TURN, _POLL = 2.0, 0.002
+_BUSY = 5  # SQLITE_BUSY
 # One statement, so that of two writers each sees the other's row whole. The condition is Row.gives_way_to.
 _PUT = f"""
 INSERT INTO plans ({_COLUMNS}, used, hits, record) VALUES ({", ".join("?" * len(_NAMES))}, ?, 0, ?)
@@ -73,9 +78,9 @@ class SqliteStore(Store):
     def _put(self, row: Row, record: bytes, replaces: bytes | None) -> bool:
         connection = self.database.connection()
         values = (*astuple(row), time.time(), record, replaces if replaces is not None else b"")
-        with faults(self.database.file), _transaction(connection):
-            need = len(record) + (64 << 10)  # and the pages of indexes that may split
-            if not eviction.make_room(connection, self.bounds, need, row.key, row.environment):
+        need = len(record) + (64 << 10)  # and the pages of indexes that may split
+        with faults(self.database.file), self._journaled(connection) as fits:
+            if not fits or not eviction.make_room(connection, self.bounds, need, row.key, row.environment):
                 return False
             self._write_stamps(connection)
             return connection.execute(_PUT, values).rowcount > 0
@@ -85,7 +90,7 @@ class SqliteStore(Store):
         connection = self.database.connection()
         same, values = ("", ()) if record is None else (" AND record IS ?", (record,))
         statement = f"DELETE FROM plans WHERE key = ? AND route = ?{same}"
-        with faults(self.database.file):
+        with faults(self.database.file), _transaction(connection):
             return connection.execute(statement, (key, route, *values)).rowcount > 0
 
     def rows(self, **equal: str) -> Iterator[Listed]:
@@ -121,18 +126,32 @@ class SqliteStore(Store):
     def maintain(self) -> None:
         if self.read_only:
             return
-        connection = self.database.connection()
-        with faults(self.database.file):
-            eviction.shrink(connection, self.bounds)
-            if self._journal() > self.bounds.journal:
+        connection, file = self.database.connection(), self.database.file
+        with faults(file):
+            due = self._journal() > self.bounds.journal_due
+            if eviction.over(connection, self.bounds) > 0:  # it was lowered, and no put has made room yet
+                with _transaction(connection):
+                    eviction.make_room(connection, self.bounds, 0)
+            while pages := eviction.surplus_pages(connection, self.bounds):
+                due = True  # only a checkpoint makes the file shorter
+                with _transaction(connection):
+                    eviction.shrink(connection, pages)
+                if self._journal() > self.bounds.journal_due:
+                    eviction.checkpoint(connection)
+            if due:
                 eviction.checkpoint(connection)
+            eviction.remove_aside(file.parent, file.stat().st_size, self.bounds)
 
     def flush(self) -> None:
         if self._used and not self.read_only:
             with suppress(StoreError), faults(self.database.file):
                 connection = self.database.connection()
-                with _transaction(connection):
-                    self._write_stamps(connection)
+                with self._journaled(connection) as fits:
+                    if fits:
+                        self._write_stamps(connection)
+                # Where nobody stores anything, nobody else would ever look after the journal.
+                if self._journal() > self.bounds.journal_due:
+                    eviction.checkpoint(connection)
 
     def close(self) -> None:
         self.flush()
@@ -141,7 +160,24 @@ class SqliteStore(Store):
     def _write_stamps(self, connection: sqlite3.Connection) -> None:
         """A stamp on every get would take two readers from 1.9 times one reader's speed to 0.8 (measured)."""
         used, self._used = self._used, {}
-        connection.executemany(_STAMP, [(when, hits, *row) for row, (when, hits) in used.items()])
+        now = time.time()
+        connection.executemany(_STAMP, [(now, min(when, now), hits, *row) for row, (when, hits) in used.items()])
+
+    @contextmanager
+    def _journaled(self, connection: sqlite3.Connection) -> Iterator[bool]:
+        """A transaction; gives whether the journal takes it without growing beyond its bound.
+
+        It nearly always does, since each put is followed by `maintain`, outside the build lock. Where many processes
+        write at once, or one was killed in between, it is checkpointed here; it cannot be while a reader stands still.
+        """
+        with _transaction(connection):
+            fits = self._journal() <= self.bounds.journal_full
+            if fits:
+                yield True
+                return
+        eviction.checkpoint(connection)
+        with _transaction(connection):
+            yield self._journal() <= self.bounds.journal_full
 
     def _journal(self) -> int:
         try:
@@ -161,7 +197,23 @@ class _transaction:
         self._connection = connection
 
     def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
+        (patience,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._begin()
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {patience}")
+
+    def _begin(self) -> None:
+        deadline = time.monotonic() + _TURN
+        while True:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != _BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from plancache.errors import RecordError, StoreError
 from plancache.store import records
+from plancache.store.database import faults
 from plancache.store.directory import Access
 from plancache.store.interface import Row, Store
 from plancache.store.plans import SqliteStore
@@ -20,10 +21,10 @@ class Report:
 
     Attributes:
         good: records that are whole and filed where they belong.
-        bad: the others: key, route and what is wrong.
+        bad: the others: key, route and what is wrong. Without a key: the database itself.
         aside: database files that were set aside as damaged.
-        removed: bad records that were removed.
-        recovered: good records that were taken over from files that were set aside.
+        removed: bad records that were removed, or the database that was set aside.
+        recovered: good records that were taken over from where they did not belong, or from files set aside.
     """
 
     good: int = 0
@@ -46,16 +47,15 @@ def verify(
     Raises:
         StoreError: the store cannot be read, or not written for the repair.
     """
-    report = Report(aside=sorted(_aside(path)))
-    for filed_key, route, listed, record in list(_readable(store, path, report, repair)):
-        fault = _fault(filed_key, route, listed, record, key)
-        if fault is None:
-            report.good += 1
-        else:
-            report.bad.append((filed_key, route, fault))
-            if repair and store.discard(filed_key, route):
-                report.removed += 1
-        progress()
+    report = Report()
+    damaged = isinstance(store, SqliteStore) and _damaged(store, report)
+    _check_records(store, key, report, repair and not damaged, progress)
+    if repair and damaged and isinstance(store, SqliteStore):
+        if store.read_only:
+            raise StoreError("the cache may not be written", path=path, found="a read-only cache")
+        store.database.set_aside()
+        report.removed = len(report.bad)
+    report.aside = sorted(_aside(path))
     if repair:
         for file in report.aside:
             report.recovered += _take_over(file, store, key)
@@ -64,27 +64,58 @@ def verify(
     return report
 
 
-def _readable(store: Store, path: Path, report: Report, repair: bool) -> Iterator[tuple[str, str, Row | None, bytes]]:
+def _damaged(store: SqliteStore, report: Report) -> bool:
+    """Look at the whole database: records on a page that cannot be read do not come up one by one."""
+    database = store.database
     try:
-        yield from store.salvage()
+        with faults(database.file):
+            (found,) = database.connection().execute("PRAGMA integrity_check(1)").fetchone()
     except StoreError as error:
         if not error.damaged:
             raise
-        report.bad.append(("", "", str(error)))
-        if repair and isinstance(store, SqliteStore):
-            store.database.set_aside()
-            report.aside = sorted(_aside(path))
-            report.removed += 1
+        found = str(error)
+    if found != "ok":
+        report.bad.append(("", "", f"the database is damaged: {' '.join(found.split())}"))
+    return bool(found != "ok")
 
 
-def _fault(filed_key: str, route: str, listed: Row | None, record: bytes, key: bytes | None) -> str | None:
+def _check_records(store: Store, key: bytes | None, report: Report, repair: bool, progress: Callable[[], None]) -> None:
+    misfiled = []
+    for filed_key, route, listed, record in _readable(store):
+        row, fault = _examined(filed_key, route, listed, record, key)
+        if fault is None:
+            report.good += 1
+        else:
+            report.bad.append((filed_key, route, fault))
+            # Only if it is still this one: a job may have put a good one there meanwhile.
+            if repair and store.discard(filed_key, route, record or None):
+                report.removed += 1
+                misfiled += [(row, record)] if row is not None else []
+        progress()
+    # Whole records that were filed wrongly go where they belong, if there is none (or a worse one) yet.
+    for row, record in misfiled:
+        report.recovered += store.put(row, record)
+
+
+def _readable(store: Store) -> Iterator[tuple[str, str, Row | None, bytes]]:
+    try:
+        yield from store.salvage()
+    except StoreError as error:
+        if not error.damaged:  # what is damaged is reported with the database's pages
+            raise
+
+
+def _examined(
+    filed_key: str, route: str, listed: Row | None, record: bytes, key: bytes | None
+) -> tuple[Row | None, str | None]:
+    """The row of a record, if it is whole, and what is wrong, if something is."""
     try:
         row, _ = records.decode(record, key)
     except RecordError as error:
-        return str(error)
+        return None, str(error)
     if (row.key, row.route) != (filed_key, route) or (listed is not None and listed != row):
-        return "the record is not the one that its row lists"
-    return None
+        return row, "the record is not the one that its row lists"
+    return row, None
 
 
 def _aside(path: Path) -> Iterator[Path]:
@@ -93,16 +124,22 @@ def _aside(path: Path) -> Iterator[Path]:
 
 
 def _take_over(file: Path, store: Store, key: bytes | None) -> int:
-    """Put what is good in a damaged database into the store, and remove the file."""
+    """Put what is good in a damaged database into the store, and remove the file.
+
+    Raises:
+        StoreError: the store cannot be written, or the file cannot be read for another reason than its damage. The
+            file stays.
+    """
     taken = 0
-    damaged = SqliteStore(file, Access(read_only=True))
-    with suppress(StoreError):
-        for _, _, _, record in damaged.salvage():
+    damaged = SqliteStore(file, Access(read_only=False, mode=0o600))
+    try:
+        for *_, record in _readable(damaged):
             with suppress(RecordError):
                 row, _ = records.decode(record, key)
                 taken += store.put(row, record)
-    with suppress(StoreError):
-        damaged.close()
+    finally:
+        with suppress(StoreError):
+            damaged.close()
     for companion in ("", "-wal", "-shm", "-journal"):
         Path(f"{file}{companion}").unlink(missing_ok=True)
     return taken

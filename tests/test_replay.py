@@ -1,0 +1,113 @@
+"""The replay route: a kernel document with engine and knobs, from which a plan is rebuilt and nothing compiled."""
+
+import time
+
+import pytest
+
+import plancache
+from plancache.cudnn import libraries, plans
+from plancache.cudnn.plans import Route
+from plancache.outcome import Reason, Source
+from tests import graphs
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory, h200):
+    """A cache that was filled with matmul and conv by both routes."""
+    directory = tmp_path_factory.mktemp("replay") / "cache"
+    with plancache.target(h200), plancache.open(directory) as cache:
+        outcomes = {name: cache.fill(getattr(graphs, name)()[0]) for name in ("matmul", "conv")}
+    return directory, outcomes
+
+
+@pytest.fixture
+def replays(filled, tmp_path, targeted):
+    """A cache of one's own that holds only the replay rows."""
+    with plancache.open(filled[0]) as source, plancache.open(tmp_path / "replays") as cache:
+        source.export_bundle(tmp_path / "b", [one for one in source.rows() if one.row.route == "replay"])
+        assert cache.import_bundle(tmp_path / "b").done == 2
+        yield cache
+
+
+def test_filling_stores_both_routes_under_one_key(filled):
+    directory, outcomes = filled
+    assert {route: outcome.stored for route, outcome in outcomes["matmul"].items()} == {
+        "replay": True,
+        "deviceless": True,
+    }
+    with plancache.open(directory) as cache:
+        rows = [listed.row for listed in cache.rows()]
+    assert len({row.key for row in rows}) == 2
+    assert sorted(row.route for row in rows) == ["deviceless", "deviceless", "replay", "replay"]
+
+
+def test_filling_again_builds_nothing(filled, targeted):
+    with plancache.open(filled[0]) as cache:
+        outcomes = cache.fill(graphs.matmul()[0])
+    assert {outcome.source for outcome in outcomes.values()} == {Source.DISK}
+
+
+def test_a_graph_without_a_dynamic_shape_engine_has_no_replay(tmp_path, targeted):
+    with plancache.open(tmp_path / "cache") as cache:
+        assert set(cache.fill(graphs.sdpa()[0])) == {"deviceless"}
+
+
+@pytest.mark.parametrize("name", ["matmul", "conv"])
+def test_a_plan_is_rebuilt_from_its_recipe_and_nothing_is_compiled(replays, name, monkeypatch):
+    tracked = []
+    plain = plans.Tracked
+
+    def noted(document, entries):
+        tracked.append(plain(document, entries))
+        return tracked[-1]
+
+    monkeypatch.setattr(plans, "Tracked", noted)
+    graph, tensors = getattr(graphs, name)()
+    outcome = replays.build(graph)
+    assert (outcome.source, outcome.reason, outcome.route) == (Source.DISK, Reason.FOUND, "replay")
+    (kernels,) = tracked
+    assert kernels.revision == 1  # as many as were loaded: none came in
+    assert tensors[-1].get_dim()
+    assert graph.get_execution_plan_count() == 1
+    assert graph.get_workspace_size() >= 0
+    assert graph.serialize(as_bytes=True)
+    (listed,) = replays.rows(key=outcome.key.hash)
+    assert graph.get_plan_name_at_index(0) == listed.row.name
+    assert graph.get_engine_count() > 0  # it is a planned graph like any other
+
+
+def test_the_deviceless_plan_is_taken_before_the_replay(filled, targeted):
+    with plancache.open(filled[0]) as cache:
+        assert cache.build(graphs.matmul()[0]).route == "deviceless"
+
+
+def test_a_document_that_cudnn_does_not_take_is_a_miss_that_leaves_the_graph_as_it_was(replays, monkeypatch):
+    monkeypatch.setattr(plans, "replay", plans.replay)
+    graph, (a, _, c) = graphs.matmul()
+    wanted = plans.request(graph, plans.Choice())
+    (listed,) = replays.rows(key=wanted.key.hash)
+    from plancache import stored
+
+    _, fields = stored.decode(replays.store.get(listed.row.key, "replay"), wanted.key, Route.REPLAY, None)
+    with pytest.raises((RuntimeError, libraries.cudnn().cudnnGraphNotSupportedError)):
+        plans.load(wanted, Route.REPLAY, fields["plan"], fields["blob"][: len(fields["blob"]) // 2])
+    assert c.get_dim() == []
+    a.set_dim([1, 64, 64])
+    assert replays.build(graph).route == "replay"
+
+
+def test_filters_count_for_the_replay_too(tmp_path, targeted):
+    with plancache.open(tmp_path / "cache") as cache:
+        graph, _ = graphs.matmul()
+        graph.deselect_engines(["eng7_k24=21"])
+        outcomes = cache.fill(graph)
+        names = {listed.row.route: listed.row.name for listed in cache.rows()}
+    assert "replay" in outcomes
+    assert "eng7_k24=21" not in names["replay"]
+
+
+def test_replaying_costs_less_than_building(replays):
+    # Not a benchmark: a replay that compiled would take as long as the build, which is a hundred times as much.
+    started = time.perf_counter()
+    replays.build(graphs.matmul()[0])
+    assert time.perf_counter() - started < min(listed.row.seconds for listed in replays.rows())
