@@ -245,7 +245,6 @@ _PASSED_ON = (
     "_prepare_variant_pack_template",
     "get_behavior_notes",
     "get_cuda_graph_retention",
-    "get_workspace_size",
     "populate_cuda_graph",
     "serialize",
     "update_cuda_graph",
@@ -308,11 +307,35 @@ class LoadedPlan:
             return self._container.get_behavior_notes()
         return self.replace().get_behavior_notes_for_plan_at_index(index)
 
+    def get_workspace_size(self, handle: Any = None, uids: Any = None, shapes: Any = None, strides: Any = None) -> int:
+        self._check_overrides(uids, shapes, strides)
+        return self._container.get_workspace_size(handle, uids, shapes, strides)  # type: ignore[no-any-return]
+
     def _execute_plan_at_index(self, pack: Any, workspace: int, index: int, *args: Any) -> None:
         # Only with overrides; without them the frontend calls _execute_with_raw_ptrs.
+        self._check_overrides(*args[1:4])
         if index != _CANDIDATE:
             return self.replace()._execute_plan_at_index(pack, workspace, index, *args)  # type: ignore[no-any-return]
         return self._execute(pack, workspace, *args)  # type: ignore[no-any-return]
+
+    def _check_overrides(self, uids: Any = None, shapes: Any = None, strides: Any = None) -> None:
+        """The three lists belong together; cuDNN reads past the end of the shorter ones."""
+        lists = {"override_uids": uids, "override_shapes": shapes, "override_strides": strides}
+        if all(value is None for value in lists.values()):
+            return
+        lengths = {name: len(value or ()) for name, value in lists.items()}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{length} {name}" for name, length in lengths.items())
+            uid = list(uids or ())[min(lengths.values()) : min(lengths.values()) + 1]
+            raise ValueError(f"overrides must name the same tensors: got {told}; tensor uid {uid} lacks one")
+        by_uid = tensors(self._graph())
+        for uid, shape, stride in zip(uids, shapes, strides, strict=True):
+            rank = len(by_uid[uid].dim) if uid in by_uid else None
+            if rank is None or len(shape) != rank or (stride and len(stride) != rank):
+                expected = "a tensor of this graph" if rank is None else f"{rank} sizes and strides"
+                raise ValueError(
+                    f"override of tensor uid {uid}: got shape {shape}, stride {stride}; expected {expected}"
+                )
 
     def check_support(self) -> None:
         """A plan that was built is supported."""

@@ -85,7 +85,7 @@ def merge(bundle: Store, store: Store, key: bytes | None, progress: Progress) ->
     Raises:
         StoreError: the bundle cannot be read at all, or the store cannot be written.
     """
-    counts = Counts()
+    counts, number = Counts(), 0
     for number, (_, _, _, record) in enumerate(bundle.salvage(), start=1):
         try:
             row, _ = records.decode(record, key)
@@ -99,6 +99,17 @@ def merge(bundle: Store, store: Store, key: bytes | None, progress: Progress) ->
         if number % _BATCH == 0:
             store.maintain()
         progress()
+    counts.damaged += max(0, _size(bundle) - number)
     store.flush()
     store.maintain()
     return counts
+
+
+def _size(bundle: Store) -> int:
+    """How many records the index of a bundle knows, also of those on pages that cannot be read; else none."""
+    try:
+        if isinstance(bundle, SqliteStore):
+            return int(bundle.database.connection().execute("SELECT count(*) FROM plans").fetchone()[0])
+    except (StoreError, sqlite3.Error):
+        pass
+    return 0

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plancache.errors import StoreError
@@ -61,6 +61,7 @@ class SingleFlight:
             yield mine
         finally:
             if mine:
+                _unsign(lock, path)
                 lock.release()
 
     def _acquire(self, lock: object, path: Path, stored: Callable[[], bool]) -> bool:
@@ -102,6 +103,13 @@ def _sign(descriptor: int) -> None:
         os.pwrite(descriptor, text, 0)
     except OSError:
         pass  # a full disk: the lock holds all the same, and says nothing of its holder
+
+
+def _unsign(lock: object, path: Path) -> None:
+    """Take the signature off: it is true no longer, and 1,024 of them would be 4 MB on disk, a block each."""
+    if lock.is_locked:  # type: ignore[attr-defined]  # not in a child that was forked meanwhile: it is its parent's
+        with suppress(OSError):
+            os.truncate(path, 0)
 
 
 def _cannot_lock(path: Path, error: Exception) -> StoreError:

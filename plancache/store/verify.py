@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from plancache.store.database import faults
 from plancache.store.directory import Access
 from plancache.store.interface import Row, Store
 from plancache.store.plans import SqliteStore
+
+# A file without content of this length takes no room, and a damaged header may say anything.
+_LARGEST = 64 << 30
 
 
 @dataclass
@@ -131,6 +135,7 @@ def _take_over(file: Path, store: Store, key: bytes | None) -> int:
             file stays.
     """
     taken = 0
+    _lengthen(file)
     damaged = SqliteStore(file, Access(read_only=False, mode=0o600))
     try:
         for *_, record in _readable(damaged):
@@ -143,3 +148,14 @@ def _take_over(file: Path, store: Store, key: bytes | None) -> int:
     for companion in ("", "-wal", "-shm", "-journal"):
         Path(f"{file}{companion}").unlink(missing_ok=True)
     return taken
+
+
+def _lengthen(file: Path) -> None:
+    """Give a database that was cut short its length back: SQLite reads nothing of one that is shorter than it says."""
+    with suppress(OSError):
+        with file.open("rb") as content:
+            header = content.read(32)
+        page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+        length = min(pages * page, _LARGEST)
+        if file.stat().st_size < length:
+            os.truncate(file, length)

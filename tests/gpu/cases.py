@@ -88,7 +88,27 @@ def fingerprint():
     print(f"{micros:.0f}")
 
 
-def fill_ahead(name, directory):
-    """What a host without a GPU would do for this device."""
+def fill_ahead(name, directory, both=False):
+    """What a host without a GPU would do for this device: its plan, or with `both` also what `replay` needs."""
     with plancache.target(plancache.device(plancache.device(0).to_json())), plancache.open(directory) as cache:
-        print(cache.build(getattr(graphs, name)()[0]).source)
+        graph, _ = getattr(graphs, name)()
+        if both:
+            print(*sorted(cache.fill(graph)))
+        else:
+            print(cache.build(graph).source)
+
+
+def dynamic(directory):
+    """Many lengths with one kernel, each compared with float32."""
+    handle = cudnn.create_handle()
+    with plancache.open(directory) as cache:
+        for m in (8, 48, 64, 200):
+            graph, tensors = graphs.matmul(handle, m=m, is_dynamic_shape_enabled=True)
+            outcome = cache.build(graph)
+            pack = buffers(tensors)
+            workspace = torch.empty(max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8)
+            graph.execute(pack, workspace, handle=handle)
+            torch.cuda.synchronize()
+            *inputs, output = pack.values()
+            torch.testing.assert_close(output.float(), reference("matmul", inputs), atol=3e-2, rtol=2e-2)
+            print(outcome.source, f"{1e3 * outcome.seconds:.1f}")

@@ -32,6 +32,22 @@ def test_a_deviceless_plan_is_taken_only_when_asked_for_and_is_right(on_gpu, tmp
     assert on_gpu(f"run({name!r}, {str(tmp_path)!r})")[0].startswith("built native")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_filled_ahead_is_replayed_on_the_gpu_and_is_right(on_gpu, tmp_path, name):
+    (routes,) = on_gpu(f"fill_ahead({name!r}, {str(tmp_path)!r}, both=True)")
+    line, took = on_gpu(f"run({name!r}, {str(tmp_path)!r})")
+    print(name, routes, line, took, sep=" | ")
+    # A graph without a dynamic-shape engine has no replay; its deviceless plan is not taken unasked.
+    assert line.startswith("disk replay" if "replay" in routes else "built native")
+
+
+def test_dynamic_shapes_compile_once_and_are_right_at_every_length(on_gpu, tmp_path):
+    first, second = on_gpu(f"dynamic({str(tmp_path)!r})"), on_gpu(f"dynamic({str(tmp_path)!r})")
+    print("dynamic", first, second)
+    assert [line.split()[0] for line in second] == ["disk"] * 4
+    assert first[0].startswith("built")
+
+
 def test_the_fingerprint_of_a_live_device_is_that_of_its_json_and_takes_no_json(on_gpu):
     live, described, micros = on_gpu("fingerprint()")
     print("fingerprint", live, f"{micros} us")
