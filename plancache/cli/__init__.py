@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from plancache import __version__
+from plancache.cli.place import KINDS, Place
 from plancache.errors import PlanCacheError
 from plancache.settings import Settings
 from plancache.store.directory import default_directory
@@ -43,20 +44,21 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="plancache")
+@click.option("--store", type=click.Choice(KINDS), help="Kind of store. [default: what is there, else by file system]")
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), help="The cache's directory. [default: PLANCACHE_DIR]"
 )
 @click.pass_context
-def cli(context: click.Context, directory: Path | None) -> None:
+def cli(context: click.Context, directory: Path | None, store: str | None) -> None:
     """Keeps cuDNN execution plans on disk, so that a plan is built once per fleet and not once per process."""
-    context.obj = directory
+    context.obj = Place(directory, store)
 
 
 @cli.command()
 @click.pass_obj
-def path(directory: Path | None) -> None:
+def path(place: Place) -> None:
     """Print the cache's directory."""
-    click.echo(directory or Settings.read().directory or default_directory())
+    click.echo(place.directory or Settings.read().directory or default_directory())
 
 
 def main() -> None:

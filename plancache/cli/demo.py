@@ -22,6 +22,7 @@ from rich.table import Table
 
 from plancache.builders import CachedBuilder, the_graph
 from plancache.cache import PlanCache
+from plancache.cli.place import Place
 from plancache.cudnn import device as devices
 from plancache.cudnn import frontend, libraries
 from plancache.cudnn.target import target
@@ -43,17 +44,17 @@ _DYNAMIC_CASES = 40
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option("--load", "loading", is_flag=True, hidden=True, help="The second process: load all, print timings.")
 @click.pass_obj
-def demo(directory: Path | None, example: str, device_name: str | None, as_json: bool, loading: bool) -> None:
+def demo(place: Place, example: str, device_name: str | None, as_json: bool, loading: bool) -> None:
     """Build an example's plans into an empty cache, and load them in a second process.
 
     On a machine with a GPU the plans are built for it; elsewhere for an H200, with neither GPU nor driver.
     """
     name = device_name or _default_device()
     if loading:
-        assert directory is not None
-        print(json.dumps(_load_all(directory, example, name)))
+        assert place.directory is not None
+        print(json.dumps(_load_all(place.directory, example, name)))
         return
-    path = _empty(directory)
+    path = _empty(place.directory)
     console = Console(stderr=as_json)
     console.print(f"Building the plans of [bold]{example}[/] for {_title(name)}")
     built = _build_all(path, example, name, console)

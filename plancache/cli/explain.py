@@ -14,6 +14,7 @@ from rich.table import Table
 from plancache import misses
 from plancache.cache import PlanCache
 from plancache.cli.device import named
+from plancache.cli.place import Place
 from plancache.cudnn import device as devices
 from plancache.cudnn import environment
 from plancache.errors import PlanCacheError
@@ -21,7 +22,6 @@ from plancache.explain import Explanation, value_text
 from plancache.kernels import is_kernel
 from plancache.keys import BuildSpec, PlanKey
 from plancache.misses import Miss
-from plancache.opening import open as open_cache
 from plancache.outcome import Reason
 from plancache.settings import Settings
 
@@ -31,14 +31,14 @@ from plancache.settings import Settings
 @click.option("--device", "device_name", help="The device that a graph document is for. [default: the current GPU]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object for each explanation.")
 @click.pass_obj
-def explain(directory: Path | None, what: str | None, device_name: str | None, as_json: bool) -> None:
+def explain(place: Place, what: str | None, device_name: str | None, as_json: bool) -> None:
     """Say why a plan was not found: the nearest stored one, and what differs.
 
     WHAT is a list of misses (as PLANCACHE_MISSES writes it), a file with a graph document (JSON), or the beginning of
     a key: of a miss in that list, or of a stored plan, whose nearest neighbour is then shown. Without it, the list
     that PLANCACHE_MISSES names.
     """
-    with open_cache(directory, mode="read-only") as cache:
+    with place.open("read-only") as cache:
         explanations = [_explained(cache, miss) for miss in _wanted(cache, what, device_name)]
     if not explanations:
         raise click.ClickException(f"nothing to explain: no miss and no stored plan matches {what or 'the list'}")

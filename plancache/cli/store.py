@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from plancache.cache import PlanCache
+from plancache.cli.place import Place
 from plancache.cli.selection import Selection, ago, selecting
 from plancache.kernels import is_kernel
-from plancache.opening import open as open_cache
 from plancache.settings import size
 from plancache.store.interface import Listed
 
@@ -29,9 +29,9 @@ from plancache.store.interface import Listed
 @click.option("--kernels", is_flag=True, help="List the kernels of kernel caches instead.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def ls(directory: Path | None, selection: Selection, kernels: bool, as_json: bool) -> None:
+def ls(place: Place, selection: Selection, kernels: bool, as_json: bool) -> None:
     """List the plans, newest first; KEY is the beginning of their keys."""
-    with open_cache(directory, mode="read-only") as cache:
+    with place.open("read-only") as cache:
         rows = [listed for listed in selection.of(cache.rows()) if is_kernel(listed.row) == kernels]
         if kernels and not as_json:
             _kernel_table(cache, rows)
@@ -47,9 +47,9 @@ def ls(directory: Path | None, selection: Selection, kernels: bool, as_json: boo
 @click.option("--repair", is_flag=True, help="Remove what is wrong, and keep what is good of a damaged database.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_obj
-def verify(directory: Path | None, repair: bool, as_json: bool) -> None:
+def verify(place: Place, repair: bool, as_json: bool) -> None:
     """Check every record. Exit code 1 if something is wrong and stays so."""
-    with open_cache(directory, mode="read-write" if repair else "read-only") as cache, _progress("checking") as step:
+    with place.open("read-write" if repair else "read-only") as cache, _progress("checking") as step:
         report = cache.verify(repair, step(None))
     if as_json:
         click.echo(json.dumps({**asdict(report), "aside": [str(file) for file in report.aside]}))
@@ -69,12 +69,12 @@ def verify(directory: Path | None, repair: bool, as_json: bool) -> None:
 @click.option("--older-than", metavar="AGE", help="What was not used since: 30d.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing; say what would go.")
 @click.pass_obj
-def prune(directory: Path | None, max_bytes: str | None, older_than: str | None, dry_run: bool) -> None:
+def prune(place: Place, max_bytes: str | None, older_than: str | None, dry_run: bool) -> None:
     """Remove what was least recently used."""
     if max_bytes is None and older_than is None:
         raise click.UsageError("say what is to go: --max-bytes SIZE, --older-than AGE, or both")
     limit = None if max_bytes is None else size(max_bytes, "--max-bytes")
-    with open_cache(directory, mode="read-write") as cache:
+    with place.open("read-write") as cache:
         gone = cache.prune(limit, None if older_than is None else ago(older_than), dry_run)
     verb = "would be removed" if dry_run else "removed"
     click.echo(f"{len(gone)} plans, {_size(sum(listed.stored for listed in gone))}, {verb}")
@@ -86,11 +86,11 @@ def prune(directory: Path | None, max_bytes: str | None, older_than: str | None,
 @selecting
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @click.pass_obj
-def export(directory: Path | None, file: Path, selection: Selection, force: bool) -> None:
+def export(place: Place, file: Path, selection: Selection, force: bool) -> None:
     """Write plans into one portable FILE: all, or those that the options select."""
     if file.exists() and not force:
         raise click.ClickException(f"{file} exists. Give --force to overwrite it.")
-    with open_cache(directory, mode="read-only") as cache, _progress("exporting") as step:
+    with place.open("read-only") as cache, _progress("exporting") as step:
         rows = selection.of(cache.rows())
         counts = cache.export_bundle(file, rows, step(len(rows)))
     click.echo(f"{counts.done} plans written to {file} ({_size(file.stat().st_size)})" + _damaged(counts.damaged))
@@ -99,9 +99,9 @@ def export(directory: Path | None, file: Path, selection: Selection, force: bool
 @click.command(name="import")
 @click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @click.pass_obj
-def import_(directory: Path | None, file: Path) -> None:
+def import_(place: Place, file: Path) -> None:
     """Merge a bundle into the cache. What is there already stays."""
-    with open_cache(directory, mode="read-write") as cache, _progress("importing") as step:
+    with place.open("read-write") as cache, _progress("importing") as step:
         counts = cache.import_bundle(file, step(None))
     click.echo(f"{counts.done} plans imported, {counts.present} were there already" + _damaged(counts.damaged))
 

@@ -166,7 +166,7 @@ class FileStore(Store):
                 file = Path(directory, name)
                 key, _, route = name.partition(".")
                 # Not what a network file system keeps of a file that was removed while open, nor what people put here.
-                if file == self._file(key, route):
+                if key and file == self._file(key, route):
                     with suppress(FileNotFoundError):
                         yield file, file.stat()
 

@@ -26,7 +26,8 @@ _STAMP = "UPDATE plans SET used = iif(used > ?1, ?2, max(used, ?2)), hits = hits
 # Seconds that a writer waits for its turn, and between two tries. SQLite itself tries ten times a second: where
 # several processes write all the time, one of eight found the database locked each time for two seconds (measured).
 _TURN, _POLL = 2.0, 0.002
-_BUSY = 5  # SQLITE_BUSY
+_BUSY, _FULL = 5, 13  # SQLITE_BUSY, SQLITE_FULL
+_PAGE = 16384  # of the database, as it is made
 # One statement, so that of two writers each sees the other's row whole. The condition is Row.gives_way_to.
 _PUT = f"""
 INSERT INTO plans ({_COLUMNS}, used, hits, record) VALUES ({", ".join("?" * len(_NAMES))}, ?, 0, ?)
@@ -90,8 +91,17 @@ class SqliteStore(Store):
         connection = self.database.connection()
         same, values = ("", ()) if record is None else (" AND record IS ?", (record,))
         statement = f"DELETE FROM plans WHERE key = ? AND route = ?{same}"
-        with faults(self.database.file), _transaction(connection):
-            return connection.execute(statement, (key, route, *values)).rowcount > 0
+        with faults(self.database.file):
+            try:
+                with self._journaled(connection):
+                    return connection.execute(statement, (key, route, *values)).rowcount > 0
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != _FULL:
+                    raise
+            # Removing records is how a full disk is helped: what the journal takes of it is given back first.
+            eviction.checkpoint(connection)
+            with _transaction(connection):
+                return connection.execute(statement, (key, route, *values)).rowcount > 0
 
     def rows(self, **equal: str) -> Iterator[Listed]:
         unknown = set(equal) - set(_NAMES)
@@ -128,40 +138,41 @@ class SqliteStore(Store):
             return
         connection, file = self.database.connection(), self.database.file
         with faults(file):
-            due = self._journal() > self.bounds.journal_due
+            self._tidy_journal(connection)
             if eviction.over(connection, self.bounds) > 0:  # it was lowered, and no put has made room yet
                 with _transaction(connection):
                     eviction.make_room(connection, self.bounds, 0)
             while pages := eviction.surplus_pages(connection, self.bounds):
-                due = True  # only a checkpoint makes the file shorter
                 with _transaction(connection):
                     eviction.shrink(connection, pages)
-                if self._journal() > self.bounds.journal_due:
-                    eviction.checkpoint(connection)
-            if due:
-                eviction.checkpoint(connection)
+                eviction.checkpoint(connection)  # only that makes the file shorter
             eviction.remove_aside(file.parent, file.stat().st_size, self.bounds)
 
     def flush(self) -> None:
         if self._used and not self.read_only:
             with suppress(StoreError), faults(self.database.file):
                 connection = self.database.connection()
-                with self._journaled(connection) as fits:
-                    if fits:
-                        self._write_stamps(connection)
+                while self._used:
+                    with self._journaled(connection) as fits:
+                        self._write_stamps(connection) if fits else self._used.clear()
                 # Where nobody stores anything, nobody else would ever look after the journal.
-                if self._journal() > self.bounds.journal_due:
-                    eviction.checkpoint(connection)
+                self._tidy_journal(connection)
 
     def close(self) -> None:
         self.flush()
         self.database.close()
 
     def _write_stamps(self, connection: sqlite3.Connection) -> None:
-        """A stamp on every get would take two readers from 1.9 times one reader's speed to 0.8 (measured)."""
-        used, self._used = self._used, {}
-        now = time.time()
-        connection.executemany(_STAMP, [(now, min(when, now), hits, *row) for row, (when, hits) in used.items()])
+        """Some of the stamps: each may write a page, and all of them more than the journal may take at once.
+
+        A stamp on every get would take two readers from 1.9 times one reader's speed to 0.8 (measured).
+        """
+        now, stamps = time.time(), []
+        with suppress(KeyError):  # there are no more of them
+            for _ in range(max(1, self.bounds.journal // 8 // _PAGE)):
+                row, (when, hits) = self._used.popitem()
+                stamps.append((now, min(when, now), hits, *row))
+        connection.executemany(_STAMP, stamps)
 
     @contextmanager
     def _journaled(self, connection: sqlite3.Connection) -> Iterator[bool]:
@@ -178,6 +189,10 @@ class SqliteStore(Store):
         eviction.checkpoint(connection)
         with _transaction(connection):
             yield self._journal() <= self.bounds.journal_full
+
+    def _tidy_journal(self, connection: sqlite3.Connection) -> None:
+        if self._journal() > self.bounds.journal_due:
+            eviction.checkpoint(connection)
 
     def _journal(self) -> int:
         try:
