@@ -1,15 +1,18 @@
 """Real plans cost about a second each: they are built once a session, into one cache that tests copy or read."""
 
+import logging
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import plancache
 from tests import graphs
+from tests.users import Users, interpreter
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,3 +87,44 @@ def run():
         return done
 
     return runner
+
+
+@pytest.fixture
+def said(caplog):
+    """What plancache has warned of so far, in this test."""
+    caplog.set_level(logging.WARNING, logger="plancache")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "plancache"]
+
+
+@pytest.fixture
+def mounted():
+    """Mounts a file system on a place that it makes: `mounted("-t", "tmpfs", "tmpfs", place)`. Skips if it may not."""
+    places = []
+
+    def mount(*arguments):
+        if os.geteuid() != 0:
+            pytest.skip("only root can mount a file system")
+        place = Path(arguments[-1])
+        place.mkdir(exist_ok=True)
+        done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"this machine lets nobody mount: {done.stderr.strip()}")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in reversed(places):
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def users():
+    """Runs Python as other users (`Users`); skips where that cannot be."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    if interpreter() is None:
+        pytest.skip("no Python of this version, with this checkout and its packages, can be run by another user")
+    place = Path(tempfile.mkdtemp(prefix="plancache-tests-"))  # pytest's own directories let nobody else in
+    place.chmod(0o755)
+    yield Users(place)
+    shutil.rmtree(place)

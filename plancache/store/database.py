@@ -9,9 +9,9 @@ the process's POSIX locks on the database (https://sqlite.org/howtocorrupt.html,
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import sqlite3
+import stat
 import tempfile
 import threading
 import time
@@ -26,6 +26,7 @@ from plancache.settings import shipped
 from plancache.store.directory import Access
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
     from sqlite_utils import Database as Inspected
 
 FILE = "plancache.sqlite3"
@@ -33,6 +34,8 @@ FILE = "plancache.sqlite3"
 _BUSY = 2.0
 _MIGRATION = 10.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
+_READ_ONLY = 8  # SQLITE_READONLY
+_AGAIN = 10
 _COMPANIONS = ("", "-wal", "-shm", "-journal")
 
 
@@ -94,8 +97,10 @@ class Database:
             StoreError: the file cannot be opened, is no database, or was written by a newer plancache.
         """
         held: _Held | None = getattr(self._local, "held", None)
-        if held is not None and held.process == os.getpid() and not self._changed(held):
-            return held.connection
+        if held is not None and held.process == os.getpid():
+            if not self._changed(held):
+                return held.connection
+            self.close()
         with faults(self.file):
             self._local.held = self._open()
         return self._local.held.connection  # type: ignore[no-any-return]
@@ -120,14 +125,12 @@ class Database:
         What is good in it stays there, for `verify --repair`. Other processes go on with the moved file until they
         find it damaged too.
         """
-        import filelock
-
         # Of the last opening, also of one that failed: it is this file that was found damaged, and no newer one.
         mine = getattr(self._local, "inode", None)
         with faults(self.file):
             with suppress(StoreError):
                 self.close()
-            with filelock.FileLock(self.file.parent / "migrate.lock", timeout=_MIGRATION, mode=self.access.file_mode):
+            with self._lock():
                 if mine is not None and _inode(self.file) != mine:
                     return  # another process was first
                 aside = f"damaged-{time.time_ns()}-{self.file.name}"
@@ -138,31 +141,26 @@ class Database:
     # ------------------------------------------------------------ opening
 
     def _open(self) -> _Held:
-        if not self.access.read_only and not self.bundle:
+        if self.access.read_only or self.bundle:
             if not self.file.exists():
-                self._make()
-            self._local.inode = _inode(self.file)
-            connection = _connect(self.file)
-            return self._checked(connection, self._local.inode or _inode(self.file))
-        if not self.file.exists():
-            raise StoreError("there is no cache here", path=self.file, found="no database", expected=str(self.file))
-        return self._open_read_only()
+                raise StoreError("there is no cache here", path=self.file, found="no database", expected=str(self.file))
+            return self._open_read_only()
+        held = self._open_to_write()
+        if self.access.mode & stat.S_IWGRP:
+            # SQLite makes its journals by this process's umask and puts their modes right a moment later. Another user
+            # who opened them in between cannot write (1 of 300 processes that raced, measured), and opens them again.
+            for _ in range(_AGAIN):
+                if _can_write(held.connection):
+                    break
+                held.close()
+                held = self._open_to_write()
+        return held
 
-    def _make(self) -> None:
-        """Make an empty file that has the directory's mode from its first moment on.
-
-        Where two users share a directory, one that opened the file before it was made writable for the group would
-        have a connection that cannot write (17 of 48 processes that raced, measured).
-        """
-        scratch = self.file.with_name(f".{self.file.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.access.file_mode)
-        os.close(descriptor)
-        try:
-            self.access.follow(scratch)
-            with suppress(OSError):  # another process was first; or there are no links here, and SQLite makes the file
-                os.link(scratch, self.file)
-        finally:
-            scratch.unlink()
+    def _open_to_write(self) -> _Held:
+        self.access.make_file(self.file)
+        self._local.inode = _inode(self.file)
+        connection = _connect(self.file)
+        return self._checked(connection, self._local.inode or _inode(self.file))
 
     def _open_read_only(self) -> _Held:
         """Without a write: `mode=ro` where SQLite can have its shared memory, else `immutable`, else a private copy.
@@ -246,9 +244,8 @@ class Database:
             import sqlite_utils
         except ImportError as error:
             raise StoreError("plancache is not installed whole", path=self.file, found=str(error)) from error
-        lock = filelock.FileLock(self.file.parent / "migrate.lock", timeout=_MIGRATION, mode=self.access.file_mode)
         try:
-            with lock:
+            with self._lock():
                 if _version(connection) >= len(files):
                     return  # another process was first
                 # Both must be said before the first table is made.
@@ -266,6 +263,13 @@ class Database:
             raise StoreError(
                 "another process has been making or migrating the cache for too long", path=self.file, found=str(error)
             ) from error
+
+    def _lock(self) -> BaseFileLock:
+        import filelock
+
+        path = self.file.parent / "migrate.lock"
+        self.access.make_file(path)
+        return filelock.FileLock(path, timeout=_MIGRATION, mode=self.access.file_mode)
 
 
 @contextmanager
@@ -292,6 +296,19 @@ def _connect(file: Path, query: str = "") -> sqlite3.Connection:
     address = f"{file.absolute().as_uri()}?{query}" if query else str(file)
     # check_same_thread off: a thread's connection is closed by whoever drops the last reference to it.
     return sqlite3.connect(address, uri=bool(query), timeout=_BUSY, isolation_level=None, check_same_thread=False)
+
+
+def _can_write(connection: sqlite3.Connection) -> bool:
+    """Whether a connection has its files open to write; no matter who else is writing."""
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        return error.sqlite_errorcode & 0xFF != _READ_ONLY
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {1000 * _BUSY:.0f}")
+    return True
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -7,12 +7,14 @@ after the journal's share, since deleted rows leave free pages behind that the n
 from __future__ import annotations
 
 import heapq
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from plancache.store.interface import Listed
 
@@ -27,6 +29,9 @@ DEAD_AFTER = 7 * 86400.0
 _AHEAD = 60.0
 # Seconds that a checkpoint waits for others.
 _PATIENCE = 0.1
+# Names of a database that was set aside, and of files that are linked to their places once they are made.
+_ASIDE, _SCRATCH = "damaged-", (".plancache.sqlite3.", ".migrate.lock.")
+_STALE = 3600.0  # seconds after which they are a killed process's
 # Pages that are given back in one transaction, which others wait for.
 _STEP = 256
 
@@ -62,6 +67,27 @@ class Bounds:
         return max(_LOWEST, self.max_bytes - _SMALL_FILES)
 
 
+class Pages(NamedTuple):
+    """What a database takes: the size of a page, how many there are, how many of them are free."""
+
+    size: int
+    total: int
+    free: int
+
+    @classmethod
+    def of(cls, connection: sqlite3.Connection) -> Pages:
+        """As the connection's transaction sees it."""
+        return cls(*(_pragma(connection, name) for name in ("page_size", "page_count", "freelist_count")))
+
+    def beyond(self, bounds: Bounds) -> int:
+        """By how many bytes those in use are beyond the bound; below zero where they are not."""
+        return self.size * (self.total - self.free) - bounds.database
+
+    def surplus(self, bounds: Bounds) -> int:
+        """How many free ones are to be given back: those beyond the bound, and most of them after much was removed."""
+        return min(self.free, max(self.total - bounds.database // self.size, self.free - self.total // 4, 0))
+
+
 def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, key: str = "", environment: str = "") -> bool:
     """Within a transaction: delete rows until `need` more bytes fit; whether they do.
 
@@ -73,9 +99,9 @@ def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, key: st
         return False
     # Deleting writes pages to the journal, too: a small part of it in one transaction.
     batch = min(int((1 - _KEPT) * bounds.database), bounds.journal // 8)
-    page = _pragma(connection, "page_size")
     # Looked at again after each batch: small rows share pages, which are free only when the last one has gone.
-    while (excess := over(connection, bounds, need)) > 0:
+    while (excess := need + (pages := Pages.of(connection)).beyond(bounds)) > 0:
+        page = pages.size
         doomed, freed = [], 0
         for _, row, size in _least_useful_first(connection, key, environment):
             doomed.append((row,))
@@ -118,13 +144,6 @@ def _environments(connection: sqlite3.Connection) -> Iterator[str]:
         (name,) = connection.execute("SELECT min(environment) FROM plans WHERE environment > ?", (name,)).fetchone()
 
 
-def surplus_pages(connection: sqlite3.Connection, bounds: Bounds) -> int:
-    """How many free pages are to be given back: those beyond the bound, and most of them after much was removed."""
-    page, pages = _pragma(connection, "page_size"), _pragma(connection, "page_count")
-    free = _pragma(connection, "freelist_count")
-    return min(free, max(pages - bounds.database // page, free - pages // 4, 0))
-
-
 def shrink(connection: sqlite3.Connection, pages: int) -> None:
     """Within a transaction: give up to so many free pages back. The file gets shorter at the next checkpoint."""
     connection.execute(f"PRAGMA incremental_vacuum({min(pages, _STEP)})").fetchall()
@@ -144,23 +163,28 @@ def checkpoint(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA busy_timeout = {patience}")
 
 
-def remove_aside(directory: Path, database: int, bounds: Bounds) -> None:
-    """Remove damaged databases that were set aside, the oldest first, as the one in use takes their place."""
-    aside = []
-    for file in sorted(directory.glob("damaged-*")):
+def tidy_directory(directory: Path, database: int, bounds: Bounds) -> None:
+    """Remove what killed processes left, and damaged databases that were set aside, as the one in use grows.
+
+    Those go oldest first, as soon as all of them together are beyond the bound.
+    """
+    # By the names alone at first: there hardly ever is one, and this runs after every put.
+    names = sorted(name for name in os.listdir(directory) if name.startswith((*_SCRATCH, _ASIDE)))  # noqa: PTH208
+    excess = database - bounds.database
+    found = []
+    for file in map(directory.joinpath, names):
         with suppress(FileNotFoundError):
-            aside.append((file, file.stat().st_size))
-    excess = database + sum(size for _, size in aside) - bounds.database
-    for file, size in aside:
+            status = file.stat()
+            if not file.name.startswith(_ASIDE):
+                if status.st_mtime < time.time() - _STALE:
+                    file.unlink()
+                continue
+            found.append((file, status.st_size))
+            excess += status.st_size
+    for file, size in found:
         if excess > 0:
             file.unlink(missing_ok=True)
             excess -= size
-
-
-def over(connection: sqlite3.Connection, bounds: Bounds, need: int = 0) -> int:
-    """By how many bytes the pages in use, and `need` more, are beyond the bound; below zero where they fit."""
-    live = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
-    return _pragma(connection, "page_size") * live + need - bounds.database
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
