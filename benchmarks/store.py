@@ -26,6 +26,7 @@ from plancache.store.directory import Access
 from plancache.store.eviction import Bounds
 from plancache.store.interface import Row
 from plancache.store.plans import SqliteStore
+from plancache.store.plans import _number as row_number
 
 ROW = Row("", "native", "g" * 64, "t" * 64, "d" * 64, "e" * 64, "b" * 64, 13000, 13200, "eng4", 4, 1.0, 0.5, 100)
 PUTS, GETS = 1000, 3000
@@ -190,7 +191,8 @@ def fill(connection: sqlite3.Connection, rows: int) -> None:
     template = {**{name: getattr(ROW, name, 0) for name in names}, "used": 0.0, "hits": 0, "record": body(1024, 0)}
     statement = f"INSERT INTO plans ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
     connection.execute("BEGIN")
-    connection.executemany(statement, ([{**template, "key": key_of(n)}[name] for name in names] for n in range(rows)))
+    numbered = ({**template, "key": key_of(n), "id": row_number(key_of(n), ROW.route)} for n in range(rows))
+    connection.executemany(statement, ([row[name] for name in names] for row in numbered))
     connection.execute("COMMIT")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 

@@ -1,6 +1,8 @@
 -- One row a plan. `record` is the whole truth, checksummed (docs/record-format.md); the other columns are an index
 -- over it, and what is read is compared with it. Hashes are SHA-256 in hex; times are seconds since 1970.
 CREATE TABLE plans (
+    -- The first 63 bits of the SHA-256 of key and route: found without an index, and put without writing to one.
+    id INTEGER PRIMARY KEY,
     key TEXT NOT NULL,
     route TEXT NOT NULL,
     graph TEXT NOT NULL,
@@ -19,12 +21,9 @@ CREATE TABLE plans (
     -- Of use, not of the record: written in batches, best effort.
     used REAL NOT NULL,
     hits INTEGER NOT NULL,
-    record BLOB NOT NULL,
-    PRIMARY KEY (key, route)
+    record BLOB NOT NULL
 );
 
-CREATE INDEX plans_by_graph ON plans (graph);
-
-CREATE INDEX plans_by_topology ON plans (topology);
+CREATE INDEX plans_by_topology ON plans (topology, graph);
 
 CREATE INDEX plans_by_use ON plans (environment, used);

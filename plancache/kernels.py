@@ -21,7 +21,7 @@ from plancache.cudnn.kernel_cache import Kernel, Tracked
 from plancache.errors import RecordError
 from plancache.keys import digest
 from plancache.store import records
-from plancache.store.interface import Row, Store
+from plancache.store.interface import Listed, Row, Store
 
 _log = logging.getLogger("plancache")
 _PREFIX = "kernels-"
@@ -127,7 +127,7 @@ class KernelCache:
             if self._store is None:
                 return False
             self.flush()
-            there = {listed.row.route for listed in self._store.rows(key=self.key.hash)}
+            there = {listed.row.route for listed in self._rows()}
             known = {_route(kernel.identity) for kernel in self._entries.values()}
             if not {route for route in there - known if route != _HEADER}:
                 return False
@@ -174,11 +174,15 @@ class KernelCache:
         self._entries |= {kernel.identity: kernel for kernel in parts.kernels}
         return Tracked(document, len(entries))
 
+    def _rows(self) -> list[Listed]:
+        # By topology, which has an index.
+        return [] if self._store is None else list(self._store.rows(topology=self.key.subject, key=self.key.hash))
+
     def _read(self) -> tuple[str | None, str | None, Mapping[str, str]]:
         header = whole = None
         entries: dict[str, str] = {}
         self._loaded_rows = []
-        for listed in [] if self._store is None else list(self._store.rows(key=self.key.hash)):
+        for listed in self._rows():
             assert self._store is not None
             record = self._store.get(listed.row.key, listed.row.route)
             try:
@@ -245,7 +249,7 @@ class KernelCache:
     def _bound(self) -> None:
         """At most `MOST` kernels, the least recently useful first."""
         assert self._store is not None
-        listed = [one for one in self._store.rows(key=self.key.hash) if one.row.route not in (_HEADER, _WHOLE)]
+        listed = [one for one in self._rows() if one.row.route not in (_HEADER, _WHOLE)]
         for one in sorted(listed, key=lambda each: each.used)[: max(0, len(listed) - MOST)]:
             self._store.discard(one.row.key, one.row.route)
 

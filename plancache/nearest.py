@@ -46,9 +46,10 @@ def nearest(
 
 def _candidates(store: Store, key: PlanKey) -> Iterator[Row]:
     seen = set()
+    kind = digest(topology(key.documents["graph"]))
     for equal in (
-        {"graph": key.graph},
-        {"topology": digest(topology(key.documents["graph"]))},
+        {"topology": kind, "graph": key.graph},
+        {"topology": kind},
         {"device": key.device, "environment": key.environment, "build": key.build},
         {},
     ):

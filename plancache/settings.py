@@ -129,8 +129,11 @@ def user_cache_directory() -> Path:
     # Imported here: 30 ms that a process with PLANCACHE_DIR set does not need.
     import platformdirs
 
-    directory = platformdirs.user_cache_dir("plancache")
-    if not Path(directory).is_absolute():  # HOME is not set, and the user has no entry that says where home is
+    try:
+        directory = platformdirs.user_cache_dir("plancache")
+    except RuntimeError:  # HOME is not set, and the user has no entry that says where home is
+        directory = ""
+    if not Path(directory).is_absolute():  # or it is set to nonsense
         directory = f"{tempfile.gettempdir()}/plancache-{os.getuid()}"
     return Path(directory)
 

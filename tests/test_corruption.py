@@ -349,7 +349,6 @@ def test_a_job_goes_on_when_its_cache_is_damaged_replaced_or_deleted_under_it(pl
         assert cache.build(graphs.unary()[0]).source is Source.DISK
 
 
-@pytest.mark.xfail(strict=True, reason="settings.user_cache_directory: platformdirs 4.14 raises where there is no home")
 def test_a_job_without_a_home_keeps_its_plans_under_the_temporary_directory(users):
     nobody = 54321  # has no entry in the list of users, which would say where home is
     place = users.directory("tmp", owner=nobody, mode=0o700)

@@ -328,7 +328,10 @@ def test_a_topology_keeps_a_bounded_number_of_kernels(tmp_path, targeted, docume
         kernels._header = parts.header
         template = parts.kernels[0]
         for number in range(MOST + 5):
-            row = Row(kernels.key.hash, f"kernels-{number:032x}", *["x"] * 5, 1, 1, "n", 7, float(number), 0.0, 10)
+            row = Row(
+                kernels.key.hash, f"kernels-{number:032x}", "x", kernels.key.subject, *["x"] * 3,
+                1, 1, "n", 7, float(number), 0.0, 10,
+            )  # fmt: skip
             cache.store.put(row, records.encode(row, {"kernel": template.text, "shape": "[]"}))
         assert isinstance(kernels, KernelCache)
         assert kernels._write([parts.kernels[1]]) == 1

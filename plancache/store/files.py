@@ -91,7 +91,7 @@ class FileStore(Store):
         if unknown:
             raise TypeError(f"rows have no column {', '.join(sorted(unknown))}")
         found = []
-        for file, status in self._files():
+        for file, status in self._files(equal.get("key", "")):
             try:
                 row, _ = records.decode(file.read_bytes(), self._key)
             except (RecordError, OSError):
@@ -160,9 +160,10 @@ class FileStore(Store):
             except FileNotFoundError:
                 return None
 
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for directory, _, names in os.walk(self.path / DIRECTORY):
-            for name in names:
+    def _files(self, only: str = "") -> Iterator[tuple[Path, os.stat_result]]:
+        """All record files, or those of one key."""
+        for directory, _, names in os.walk(self.path / DIRECTORY / only[:2]):
+            for name in (name for name in names if name.startswith(only)):
                 file = Path(directory, name)
                 key, _, route = name.partition(".")
                 # Not what a network file system keeps of a file that was removed while open, nor what people put here.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, fields
 from pathlib import Path
+from typing import Any
 
 from plancache.errors import StoreError
 from plancache.store import eviction
@@ -19,11 +21,11 @@ from plancache.store.interface import Listed, Row, Store
 
 _NAMES = tuple(field.name for field in fields(Row))
 _COLUMNS = ", ".join(_NAMES)
-_GET = "SELECT record FROM plans WHERE key = ? AND route = ?"
+_GET = "SELECT record FROM plans WHERE id = ? AND key = ? AND route = ?"
 _ROWS = f"SELECT {_COLUMNS}, used, hits, length(record) FROM plans"
 _NEWEST_FIRST = " ORDER BY created DESC, key, route"
 # A stamp that is older than what another process has stamped changes nothing; one from the future is put right.
-_STAMP = "UPDATE plans SET used = iif(used > ?1, ?2, max(used, ?2)), hits = hits + ?3 WHERE key = ?4 AND route = ?5"
+_STAMP = "UPDATE plans SET used = iif(used > ?1, ?2, max(used, ?2)), hits = hits + ?3 WHERE id = ?4"
 # Seconds that a writer waits for its turn, and between two tries. SQLite itself tries ten times a second: where
 # several processes write all the time, one of eight found the database locked each time for two seconds (measured).
 _TURN, _POLL = 2.0, 0.002
@@ -31,13 +33,16 @@ _BUSY, _FULL = 5, 13  # SQLITE_BUSY, SQLITE_FULL
 _PAGE = 16384  # of the database, as it is made
 # One statement, so that of two writers each sees the other's row whole. The condition is Row.gives_way_to.
 _PUT = f"""
-INSERT INTO plans ({_COLUMNS}, used, hits, record) VALUES ({", ".join("?" * len(_NAMES))}, ?, 0, ?)
-ON CONFLICT (key, route) DO UPDATE SET
+INSERT INTO plans (id, {_COLUMNS}, used, hits, record) VALUES (?, {", ".join("?" * len(_NAMES))}, ?, 0, ?)
+ON CONFLICT (id) DO UPDATE SET
     {", ".join(f"{name} = excluded.{name}" for name in _NAMES)}, used = excluded.used, record = excluded.record
 WHERE plans.record IS ?
+   OR plans.key != excluded.key OR plans.route != excluded.route -- another one's by chance: this is a cache
    OR (excluded.driver <= plans.driver AND excluded.frontend <= plans.frontend
        AND (excluded.driver < plans.driver OR excluded.frontend < plans.frontend))
 """
+# What makes SQLite read an index from end to end.
+_ANY = {"plans_by_use": "environment >= ''", "plans_by_topology": "topology >= ''"}
 
 
 class SqliteStore(Store):
@@ -58,7 +63,7 @@ class SqliteStore(Store):
     def get(self, key: str, route: str) -> bytes | None:
         connection = self.database.connection()
         with faults(self.database.file):
-            found = connection.execute(_GET, (key, route)).fetchone()
+            found = connection.execute(_GET, (_number(key, route), key, route)).fetchone()
         if found is None:
             return None
         if not self.read_only:
@@ -80,7 +85,8 @@ class SqliteStore(Store):
 
     def _put(self, row: Row, record: bytes, replaces: bytes | None) -> bool:
         connection = self.database.connection()
-        values = (*astuple(row), time.time(), record, replaces if replaces is not None else b"")
+        number = _number(row.key, row.route)
+        values = (number, *astuple(row), time.time(), record, replaces if replaces is not None else b"")
         need = len(record) + (64 << 10)  # and the pages of indexes that may split
         with faults(self.database.file), self._journaled(connection) as fits:
             if not fits or not eviction.make_room(connection, self.bounds, need, row.key, row.environment):
@@ -92,18 +98,28 @@ class SqliteStore(Store):
         self._may_write()
         connection = self.database.connection()
         same, values = ("", ()) if record is None else (" AND record IS ?", (record,))
-        statement = f"DELETE FROM plans WHERE key = ? AND route = ?{same}"
+        # By id, as it is filed; else by what its row says, which somebody may have changed.
+        where = {
+            "id = ? AND key = ? AND route = ?": (_number(key, route), key, route),
+            "key = ? AND route = ?": (key, route),
+        }
         with faults(self.database.file):
             try:
                 with self._journaled(connection):
-                    return connection.execute(statement, (key, route, *values)).rowcount > 0
+                    return self._delete(connection, where, same, values)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != _FULL:
                     raise
             # Removing records is how a full disk is helped: what the journal takes of it is given back first.
             eviction.checkpoint(connection)
             with _transaction(connection):
-                return connection.execute(statement, (key, route, *values)).rowcount > 0
+                return self._delete(connection, where, same, values)
+
+    def _delete(self, connection: sqlite3.Connection, where: Mapping[str, Any], same: str, values: Any) -> bool:
+        return any(
+            connection.execute(f"DELETE FROM plans WHERE {condition}{same}", (*row, *values)).rowcount > 0
+            for condition, row in where.items()
+        )
 
     def rows(self, **equal: str) -> Iterator[Listed]:
         unknown = set(equal) - set(_NAMES)
@@ -129,11 +145,15 @@ class SqliteStore(Store):
 
     def _numbers(self, connection: sqlite3.Connection) -> Iterable[int]:
         try:
-            return [number for (number,) in connection.execute("SELECT rowid FROM plans").fetchall()]
+            return [number for (number,) in connection.execute("SELECT id FROM plans NOT INDEXED").fetchall()]
         except sqlite3.DatabaseError:
-            with faults(self.database.file):
-                (last,) = connection.execute("SELECT max(rowid) FROM plans").fetchone()
-            return range(1, (last or 0) + 1)
+            # The indexes lie on other pages than the table, and know the rows too.
+            known: set[int] = set()
+            for index in ("plans_by_use", "plans_by_topology"):
+                with suppress(sqlite3.DatabaseError):
+                    for (number,) in connection.execute(f"SELECT id FROM plans INDEXED BY {index} WHERE {_ANY[index]}"):
+                        known.add(number)
+            return sorted(known)
 
     def maintain(self) -> None:
         if self.read_only:
@@ -182,7 +202,7 @@ class SqliteStore(Store):
         with suppress(KeyError):  # there are no more of them
             for _ in range(max(1, self.bounds.journal // 8 // _PAGE)):
                 row, (when, hits) = self._used.popitem()
-                stamps.append((now, min(when, now), hits, *row))
+                stamps.append((now, min(when, now), hits, _number(*row)))
         if stamps:
             connection.executemany(_STAMP, stamps)
 
@@ -215,6 +235,11 @@ class SqliteStore(Store):
     def _may_write(self) -> None:
         if self.read_only:
             raise StoreError("the cache may not be written", path=self.database.file, found="a read-only cache")
+
+
+def _number(key: str, route: str) -> int:
+    """The id of a row."""
+    return int.from_bytes(hashlib.sha256(f"{key}.{route}".encode()).digest()[:8], "big") >> 1
 
 
 class _transaction:
