@@ -425,7 +425,7 @@ class PlanCache(Upkeep):
 
     def _maintain(self) -> None:
         try:
-            self._layers.top.maintain()
+            self._layers.top.maintain(thorough=False)
         except StoreError as error:
             self._warn(error)
 

@@ -1,9 +1,9 @@
 """SQLite: connections, pragmas, migrations, and a database that is beyond use.
 
-One connection a thread and process: a connection must not cross a fork, and a thread must not wait for another one's
-transaction. Opening a database that is up to date reads one number; sqlite-utils and filelock are imported only where
-there is something to migrate. Nothing here opens the file beside its connection: closing such a descriptor would drop
-the process's POSIX locks on the database (https://sqlite.org/howtocorrupt.html, 2.2).
+One connection a thread and process: a connection must not cross a fork (`connections`), and a thread must not wait for
+another one's transaction. Opening a database that is up to date reads one number; sqlite-utils and filelock are
+imported only where there is something to migrate. Nothing here opens the file beside its connection: closing such a
+descriptor would drop the process's POSIX locks on the database (https://sqlite.org/howtocorrupt.html, 2.2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import stat
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from plancache.errors import StoreError
 from plancache.settings import shipped
+from plancache.store.connections import connect
 from plancache.store.directory import Access
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FILE = "plancache.sqlite3"
 # Seconds that a write waits for another process's write (a put takes 0.2 ms), and for another one's migration.
-_BUSY = 2.0
+BUSY_SECONDS = 2.0
 _MIGRATION = 10.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
 _READ_ONLY = 8  # SQLITE_READONLY
@@ -50,7 +50,6 @@ class _Held:
         self.identity = identity  # of an immutable one: which state of the files it shows
         self.process = os.getpid()
         self.copy = copy
-        _every.add(self)
 
     def close(self) -> None:
         self.connection.close()
@@ -61,24 +60,6 @@ class _Held:
         if self.process == os.getpid():
             with suppress(sqlite3.Error):
                 self.close()
-
-
-_every: weakref.WeakSet[_Held] = weakref.WeakSet()
-
-
-def _keep_inherited() -> None:
-    """In a forked child: let go of none of the parent's connections, since closing one would be a use of it.
-
-    References for good, so that nothing is closed at the interpreter's end either (from 3.13 on with a complaint).
-    """
-    if inherited := list(_every):
-        import ctypes
-
-        for held in inherited:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held.connection))
-
-
-os.register_at_fork(after_in_child=_keep_inherited)
 
 
 class Database:
@@ -295,7 +276,8 @@ def migrations() -> list[Path]:
 def _connect(file: Path, query: str = "") -> sqlite3.Connection:
     address = f"{file.absolute().as_uri()}?{query}" if query else str(file)
     # check_same_thread off: a thread's connection is closed by whoever drops the last reference to it.
-    return sqlite3.connect(address, uri=bool(query), timeout=_BUSY, isolation_level=None, check_same_thread=False)
+    options = {"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False}
+    return connect(address, uri=bool(query), **options)
 
 
 def _can_write(connection: sqlite3.Connection) -> bool:
@@ -307,7 +289,7 @@ def _can_write(connection: sqlite3.Connection) -> bool:
     except sqlite3.OperationalError as error:
         return error.sqlite_errorcode & 0xFF != _READ_ONLY
     finally:
-        connection.execute(f"PRAGMA busy_timeout = {1000 * _BUSY:.0f}")
+        connection.execute(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
     return True
 
 

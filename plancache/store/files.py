@@ -100,7 +100,7 @@ class FileStore(Store):
                 found.append(Listed(row, max(status.st_mtime, self._used.get(file, 0.0)), 0, status.st_size))
         yield from sorted(found, key=lambda listed: (-listed.row.created, listed.row.key, listed.row.route))
 
-    def maintain(self) -> None:
+    def maintain(self, thorough: bool = True) -> None:
         if self.read_only:
             return
         with _faults(self.path):

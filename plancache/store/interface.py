@@ -80,8 +80,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def maintain(self) -> None:
-        """Keep the bound on disk and tidy up. Never called under a build lock, since it may take a while."""
+    def maintain(self, thorough: bool = True) -> None:
+        """Keep the bound on disk and tidy up. Never called under a build lock, since it may take a while.
+
+        Not `thorough` is for after a put: most of it is then done only now and then.
+        """
 
     @abstractmethod
     def flush(self) -> None:

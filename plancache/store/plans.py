@@ -8,19 +8,21 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, fields
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from plancache.errors import StoreError
 from plancache.store import eviction
-from plancache.store.database import FILE, Database, faults
+from plancache.store.database import BUSY_SECONDS, FILE, Database, faults
 from plancache.store.directory import Access
 from plancache.store.eviction import Bounds, Pages
 from plancache.store.interface import Listed, Row, Store
 
 _NAMES = tuple(field.name for field in fields(Row))
 _COLUMNS = ", ".join(_NAMES)
+_values = attrgetter(*_NAMES)  # dataclasses.astuple copies deeply, which takes as long as a put
 _GET = "SELECT record FROM plans WHERE id = ? AND key = ? AND route = ?"
 _ROWS = f"SELECT {_COLUMNS}, used, hits, length(record) FROM plans"
 _NEWEST_FIRST = " ORDER BY created DESC, key, route"
@@ -30,6 +32,7 @@ _STAMP = "UPDATE plans SET used = iif(used > ?1, ?2, max(used, ?2)), hits = hits
 # several processes write all the time, one of eight found the database locked each time for two seconds (measured).
 _TURN, _POLL = 2.0, 0.002
 _BUSY, _FULL = 5, 13  # SQLITE_BUSY, SQLITE_FULL
+_PATIENT = f"PRAGMA busy_timeout = {int(1000 * BUSY_SECONDS)}"
 _PAGE = 16384  # of the database, as it is made
 # One statement, so that of two writers each sees the other's row whole. The condition is Row.gives_way_to.
 _PUT = f"""
@@ -41,6 +44,8 @@ WHERE plans.record IS ?
    OR (excluded.driver <= plans.driver AND excluded.frontend <= plans.frontend
        AND (excluded.driver < plans.driver OR excluded.frontend < plans.frontend))
 """
+# After so many puts everything is looked after, and not only the journal: each put keeps the bound by itself.
+_THOROUGH = 16
 # What makes SQLite read an index from end to end.
 _ANY = {"plans_by_use": "environment >= ''", "plans_by_topology": "topology >= ''"}
 
@@ -54,6 +59,7 @@ class SqliteStore(Store):
         self.bounds = bounds or Bounds()
         self._used: dict[tuple[str, str], list[float]] = {}
         self._journal_file = f"{file}-wal"
+        self._maintained = 0
 
     @classmethod
     def at(cls, directory: Path, access: Access, bounds: Bounds | None = None) -> SqliteStore:
@@ -86,7 +92,7 @@ class SqliteStore(Store):
     def _put(self, row: Row, record: bytes, replaces: bytes | None) -> bool:
         connection = self.database.connection()
         number = _number(row.key, row.route)
-        values = (number, *astuple(row), time.time(), record, replaces if replaces is not None else b"")
+        values = (number, *_values(row), time.time(), record, replaces if replaces is not None else b"")
         need = len(record) + (64 << 10)  # and the pages of indexes that may split
         with faults(self.database.file), self._journaled(connection) as fits:
             if not fits or not eviction.make_room(connection, self.bounds, need, row.key, row.environment):
@@ -155,8 +161,13 @@ class SqliteStore(Store):
                         known.add(number)
             return sorted(known)
 
-    def maintain(self) -> None:
+    def maintain(self, thorough: bool = True) -> None:
         if self.read_only:
+            return
+        self._maintained += 1
+        if not thorough and self._maintained % _THOROUGH:
+            with faults(self.database.file):
+                self._tidy_journal(self.database.connection())
             return
         connection, file = self.database.connection(), self.database.file
         with faults(file):
@@ -250,12 +261,11 @@ class _transaction:
 
     def __enter__(self) -> None:
         self._roll_back()  # what Ctrl-C left open between two lines: it would keep everybody out
-        (patience,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         self._connection.execute("PRAGMA busy_timeout = 0")
         try:
             self._begin()
         finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {patience}")
+            self._connection.execute(_PATIENT)
 
     def _begin(self) -> None:
         deadline = time.monotonic() + _TURN
