@@ -55,7 +55,7 @@ def attempt(store, name):
     except StoreError as error:
         return error
     with suppress(StoreError):
-        store.maintain()
+        store.maintain(thorough=False)
     return stored
 
 

@@ -54,7 +54,7 @@ def write(kind, directory, name, acknowledge):
             if not store.put(row, record):
                 raise AssertionError("it was not stored")
             os.write(acknowledge, f"{row.key}\n".encode())
-            store.maintain()
+            store.maintain(thorough=number % 4 == 0)
     except BaseException as error:
         os.write(acknowledge, f"error: {type(error).__name__}: {error}\n".encode())
     finally:

@@ -350,9 +350,9 @@ def test_nothing_is_maintained_and_no_journal_checkpointed_while_a_build_lock_is
     def watched(where, name):
         real = getattr(where, name)
 
-        def watching(*args):
+        def watching(*args, **kwargs):
             looked.append((name, held(warm)))
-            return real(*args)
+            return real(*args, **kwargs)
 
         monkeypatch.setattr(where, name, watching)
 

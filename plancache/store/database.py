@@ -35,6 +35,7 @@ BUSY_SECONDS = 2.0
 _MIGRATION = 10.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
 _READ_ONLY = 8  # SQLITE_READONLY
+_NO_SPACE = (10, 13)  # SQLITE_IOERR, SQLITE_FULL
 _AGAIN = 10
 _COMPANIONS = ("", "-wal", "-shm", "-journal")
 
@@ -126,7 +127,13 @@ class Database:
             if not self.file.exists():
                 raise StoreError("there is no cache here", path=self.file, found="no database", expected=str(self.file))
             return self._open_read_only()
-        held = self._open_to_write()
+        try:
+            held = self._open_to_write()
+        except sqlite3.OperationalError as error:
+            # On a full disk SQLite cannot make the memory that processes share; what is there can be read without.
+            if error.sqlite_errorcode & 0xFF not in _NO_SPACE or self._left_over():
+                raise
+            return self._checked(_connect(self.file, "mode=ro&immutable=1"), _inode(self.file), self._identity())
         if self.access.mode & stat.S_IWGRP:
             # SQLite makes its journals by this process's umask and puts their modes right a moment later. Another user
             # who opened them in between cannot write (1 of 300 processes that raced, measured), and opens them again.
@@ -150,8 +157,7 @@ class Database:
         (Beside a writer it gave "malformed" and a bad row, and it ignores a journal that was left behind; measured.)
         """
         inode, identity = _inode(self.file), self._identity()
-        journals = [Path(f"{self.file}{end}") for end in ("-wal", "-journal")]
-        left_over = any(journal.exists() and journal.stat().st_size for journal in journals)
+        left_over = self._left_over()
         # In another owner's directory root could write, and does not: not even what SQLite shares between processes.
         writable = not self.access.foreign and os.access(self.file.parent, os.W_OK)
         if not self.bundle and (writable or left_over):
@@ -162,6 +168,10 @@ class Database:
                     raise
             return self._open_copy(inode)
         return self._checked(_connect(self.file, "mode=ro&immutable=1"), inode, identity)
+
+    def _left_over(self) -> bool:
+        journals = [Path(f"{self.file}{end}") for end in ("-wal", "-journal")]
+        return any(journal.exists() and journal.stat().st_size for journal in journals)
 
     def _changed(self, held: _Held) -> bool:
         return held.identity is not None and held.identity != self._identity()

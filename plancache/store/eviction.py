@@ -32,8 +32,6 @@ _PATIENCE = 0.1
 # Names of a database that was set aside, and of files that are linked to their places once they are made.
 _ASIDE, _SCRATCH = "damaged-", (".plancache.sqlite3.", ".migrate.lock.")
 _STALE = 3600.0  # seconds after which they are a killed process's
-# Pages that are given back in one transaction, which others wait for.
-_STEP = 256
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,9 @@ class Pages(NamedTuple):
         return self.size * (self.total - self.free) - bounds.database
 
     def surplus(self, bounds: Bounds) -> int:
-        """How many free ones are to be given back: those beyond the bound, and most of them after much was removed."""
-        return min(self.free, max(self.total - bounds.database // self.size, self.free - self.total // 4, 0))
+        """How many free ones are to be given back: those beyond the bound, and all of them after much was removed."""
+        beyond = max(self.total - bounds.database // self.size, 0)
+        return self.free if self.free > self.total // 4 else min(self.free, beyond)
 
 
 def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, key: str = "", environment: str = "") -> bool:
@@ -144,9 +143,11 @@ def _environments(connection: sqlite3.Connection) -> Iterator[str]:
         (name,) = connection.execute("SELECT min(environment) FROM plans WHERE environment > ?", (name,)).fetchone()
 
 
-def shrink(connection: sqlite3.Connection, pages: int) -> None:
+def shrink(connection: sqlite3.Connection, pages: int, bounds: Bounds) -> None:
     """Within a transaction: give up to so many free pages back. The file gets shorter at the next checkpoint."""
-    connection.execute(f"PRAGMA incremental_vacuum({min(pages, _STEP)})").fetchall()
+    for _ in range(min(pages, bounds.journal // 4 // _pragma(connection, "page_size"))):
+        # One by one: the pragma has to be stepped page by page, and Python steps what gives no columns only once.
+        connection.execute("PRAGMA incremental_vacuum(1)")
 
 
 def checkpoint(connection: sqlite3.Connection) -> None:

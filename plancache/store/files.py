@@ -19,7 +19,10 @@ DIRECTORY = "records"
 _SCRATCH = "scratch"
 _STALE = 3600.0  # seconds after which a scratch file is a killed process's
 _KEPT = 0.9
-_RECOUNT = 256  # puts between two counts of the directory, for what other hosts have added
+_BLOCK = 4096
+# The part of the bound after which the directory is counted again. Between two counts each of several writers adds up
+# to so much that the others do not know of; an eighth of the bound is left for that.
+_RECOUNT = 128
 
 
 class FileStore(Store):
@@ -36,7 +39,7 @@ class FileStore(Store):
         self._key = key
         self._used: dict[Path, float] = {}
         self._size: int | None = None
-        self._puts = 0
+        self._added = 0
         self._newest: Path | None = None
         if self.read_only and not (path / DIRECTORY).is_dir():
             raise StoreError("there is no cache here", path=path, found="no records", expected=str(path / DIRECTORY))
@@ -70,9 +73,10 @@ class FileStore(Store):
                     scratch.unlink()
                 raise
         self._newest = file
-        self._puts += 1
+        blocks = _BLOCK * -(-len(record) // _BLOCK)
+        self._added += blocks
         if self._size is not None:
-            self._size += len(record) - len(there or b"")
+            self._size += blocks
         return True
 
     def discard(self, key: str, route: str, record: bytes | None = None) -> bool:
@@ -105,9 +109,10 @@ class FileStore(Store):
             return
         with _faults(self.path):
             self._remove_stale()
-            if self._size is None or self._puts >= _RECOUNT:
-                self._size, self._puts = sum(status.st_size for _, status in self._files()), 0
-            if self._size > self.bounds.database:
+            # What other processes have added is seen when it is counted again: after a part of the bound, not of time.
+            if self._size is None or self._added >= self.bounds.max_bytes // _RECOUNT:
+                self._size, self._added = self._count(), 0
+            if self._size > self._limit:
                 self._evict()
 
     def flush(self) -> None:
@@ -125,19 +130,30 @@ class FileStore(Store):
             with suppress(OSError):
                 yield key, route, None, file.read_bytes()
 
+    @property
+    def _limit(self) -> int:
+        return self.bounds.max_bytes // 8 * 7
+
     def _evict(self) -> None:
         self.flush()
         oldest_first = sorted(self._files(), key=lambda found: found[1].st_mtime)
-        size = sum(status.st_size for _, status in oldest_first)
+        size = self._count()
         for file, status in oldest_first:
-            if size <= _KEPT * self.bounds.database:
+            if size <= _KEPT * self._limit:
                 break
             if file == self._newest:  # by its time it is the oldest, where the clock has jumped back
                 continue
             with suppress(FileNotFoundError):
                 file.unlink()
-            size -= status.st_size
+            size -= _taken(status)
         self._size = size
+
+    def _count(self) -> int:
+        """What the records take on disk, and the directories that they lie in."""
+        records_taken = sum(_taken(status) for _, status in self._files())
+        with suppress(FileNotFoundError):
+            return records_taken + sum(_taken(place.stat()) for place in (self.path / DIRECTORY).iterdir())
+        return records_taken
 
     def _remove_stale(self) -> None:
         with suppress(FileNotFoundError):
@@ -177,6 +193,11 @@ class FileStore(Store):
     def _may_write(self) -> None:
         if self.read_only:
             raise StoreError("the cache may not be written", path=self.path, found="a read-only cache")
+
+
+def _taken(status: os.stat_result) -> int:
+    """Bytes on disk: whole blocks, where the file system tells."""
+    return max(status.st_size, 512 * status.st_blocks)
 
 
 @contextmanager

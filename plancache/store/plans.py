@@ -164,8 +164,9 @@ class SqliteStore(Store):
     def maintain(self, thorough: bool = True) -> None:
         if self.read_only:
             return
-        self._maintained += 1
-        if not thorough and self._maintained % _THOROUGH:
+        # The first time, too: a process may store one plan only, and be the one whose bound was lowered.
+        turn, self._maintained = self._maintained, self._maintained + 1
+        if not thorough and turn % _THOROUGH:
             with faults(self.database.file):
                 self._tidy_journal(self.database.connection())
             return
@@ -180,7 +181,7 @@ class SqliteStore(Store):
                 pages = Pages.of(connection)
             while (surplus := pages.surplus(self.bounds)) and self._journal() <= self.bounds.journal_full:
                 with _transaction(connection):
-                    eviction.shrink(connection, surplus)
+                    eviction.shrink(connection, surplus, self.bounds)
                 eviction.checkpoint(connection)  # only that makes the file shorter
                 before, pages = pages, Pages.of(connection)
                 if pages.total >= before.total:
