@@ -279,7 +279,7 @@ class PlanCache(Upkeep):
         try:
             record = self._layers[layer].get(wanted.key.hash, route)
         except StoreError as error:
-            self._store_fault(error, started)
+            self._store_fault(error, started, layer)
             return Found(Reason.STORE_FAULT, route, detail=str(error), layer=layer)
         if record is None:
             return Found(Reason.ABSENT, route, layer=layer)
@@ -429,10 +429,10 @@ class PlanCache(Upkeep):
         except StoreError as error:
             self._warn(error)
 
-    def _store_fault(self, error: StoreError, started: float) -> None:
+    def _store_fault(self, error: StoreError, started: float, layer: int = 0) -> None:
         """Warn; and where the fault took long (a lock that somebody holds), leave the cache alone for a while."""
         self._warn(error)
-        if time.monotonic() - started > _SLOW_FAULT:
+        if layer == 0 and time.monotonic() - started > _SLOW_FAULT:
             self._rests_until = time.monotonic() + _REST
 
     def _missed(self, wanted: Request, found: Found) -> None:

@@ -28,7 +28,7 @@ def open(  # the public name is plancache.open
 
     Args:
         directory: where; None is `PLANCACHE_DIR`, else the user's cache directory.
-        mode: `read-write`, `read-only` (nothing is written), `require-hit` (a miss is an error), `check` (the first
+        mode: `read-write`, `read-only` (no plan is written), `require-hit` (a miss is an error), `check` (the first
             hit of each key is also built, and another plan is an error) or `off`; None is `PLANCACHE_MODE`, else
             `read-write`.
         layers: read-only cache directories and bundles under it, nearest first; None is `PLANCACHE_LAYERS`.
@@ -48,7 +48,8 @@ def open(  # the public name is plancache.open
     path = Path(directory) if directory is not None else settings.directory or default_directory()
     secret = Path(key_file) if key_file is not None else settings.key_file
     bound = max_bytes or settings.max_bytes
-    given = Options() if wait is None and settings.wait is None else Options(wait=wait or settings.wait or 0.0)
+    seconds = settings.wait if wait is None else wait
+    given = Options() if seconds is None else Options(wait=seconds)
     options = replace(
         given,
         kind=store,

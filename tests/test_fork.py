@@ -3,8 +3,11 @@
 The stores are tried in light processes of their own, which fork and then say what they found.
 """
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,15 +97,22 @@ def forking(kind, tmp_path):
     directory.mkdir()
 
     def runner(source):
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", PRELUDE + source, kind, directory],
             cwd=ROOT,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            start_new_session=True,
         )
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.splitlines()
+        try:
+            out, errors = process.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and a child that hangs
+            process.wait()
+        assert (process.returncode, errors) == (0, "")
+        return out.splitlines()
 
     runner.directory = directory
     yield runner

