@@ -131,7 +131,7 @@ class Database:
             held = self._open_to_write()
         except sqlite3.OperationalError as error:
             # On a full disk SQLite cannot make the memory that processes share; what is there can be read without.
-            if error.sqlite_errorcode & 0xFF not in _NO_SPACE or self._left_over():
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_SPACE or self._left_over():
                 raise
             return self._checked(_connect(self.file, "mode=ro&immutable=1"), _inode(self.file), self._identity())
         if self.access.mode & stat.S_IWGRP:
