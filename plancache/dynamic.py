@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from plancache.cudnn import frontend
+from plancache.cudnn import frontend, plans
 from plancache.cudnn.kernel_cache import Kernel
 from plancache.cudnn.plans import Choice, Request
 from plancache.errors import StoreError
@@ -70,7 +70,7 @@ def _plan(graph: Any, choice: Choice, kernels: KernelCache, snapshot: frontend.S
     if attach:
         frontend.attach_kernel_cache(graph, kernels.native)
     try:
-        _stages(graph, choice)
+        plans.run_planning(graph, choice)
     except Exception:
         if not kernels.kernels:
             raise
@@ -83,21 +83,11 @@ def _plan(graph: Any, choice: Choice, kernels: KernelCache, snapshot: frontend.S
 def _again(graph: Any, choice: Choice, kernels: KernelCache, snapshot: frontend.Snapshot) -> None:
     snapshot.restore(graph)
     frontend.attach_kernel_cache(graph, kernels.native)
-    _stages(graph, choice)
-
-
-def _stages(graph: Any, choice: Choice) -> None:
-    graph.validate()
-    graph.build_operation_graph()
-    if choice.plan is None:
-        graph.create_execution_plans(choice.heuristics)
-    else:
-        graph.create_execution_plan(choice.plan[0], dict(choice.plan[1]))
-    graph.check_support()
+    plans.run_planning(graph, choice)
 
 
 def _finish(graph: Any, choice: Choice, kernels: KernelCache, started: float) -> Built:
-    graph.build_plans(*(() if choice.policy is None else (choice.policy,)))
+    plans.run_compilation(graph, choice)
     seconds = time.perf_counter() - started
     compiled = kernels.moved(seconds)
     return Built(compiled, kernels.flush(seconds) if compiled else 0, seconds)

@@ -135,6 +135,12 @@ def run_build(declared: Any, choice: Choice) -> None:
     if choice.policy is None and choice.plan is None:
         declared.build(choice.heuristics)
         return
+    run_planning(declared, choice)
+    run_compilation(declared, choice)
+
+
+def run_planning(declared: Any, choice: Choice) -> None:
+    """Every stage of a build but the one that compiles."""
     declared.validate()
     declared.build_operation_graph()
     if choice.plan is None:
@@ -142,6 +148,10 @@ def run_build(declared: Any, choice: Choice) -> None:
     else:
         declared.create_execution_plan(choice.plan[0], dict(choice.plan[1]))
     declared.check_support()
+
+
+def run_compilation(declared: Any, choice: Choice) -> None:
+    """The stage of a build that compiles."""
     declared.build_plans(*(() if choice.policy is None else (choice.policy,)))
 
 
