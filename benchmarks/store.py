@@ -48,9 +48,10 @@ def plancache_store(
     """What `PlanCache` does on disk: get and check, encode and put."""
     store = SqliteStore.at(home, Access(read_only=False), bounds)
     values = [records.encode(ROW, {"blob": body(size, number)}) for number in range(64)]
+    rows = [replace(ROW, key=key_of(number)) for number in range(2 * PUTS + 400)]  # made with the record, not by a put
 
     def put(number: int) -> object:
-        stored = store.put(replace(ROW, key=key_of(number)), values[number % 64])
+        stored = store.put(rows[number], values[number % 64])
         store.maintain(thorough=False)
         return stored
 
@@ -71,8 +72,10 @@ def raw_sqlite(home: Path, size: int) -> tuple[Callable[[int], object], Callable
     connection.execute("CREATE TABLE IF NOT EXISTS blobs (key TEXT PRIMARY KEY, value BLOB)")
     values = [body(size, number) for number in range(64)]
 
+    keys = [key_of(number) for number in range(2 * PUTS)]
+
     def put(number: int) -> object:
-        return connection.execute("INSERT OR REPLACE INTO blobs VALUES (?, ?)", (key_of(number), values[number % 64]))
+        return connection.execute("INSERT OR REPLACE INTO blobs VALUES (?, ?)", (keys[number], values[number % 64]))
 
     def get(number: int) -> object:
         (value,) = connection.execute("SELECT value FROM blobs WHERE key = ?", (key_of(number),)).fetchone()

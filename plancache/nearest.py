@@ -62,7 +62,7 @@ def _candidates(store: Store, key: PlanKey) -> Iterator[Row]:
 def _compared(
     store: Store, row: Row, key: PlanKey, route: str, labels: Mapping[int, str], signing_key: bytes | None
 ) -> list[Difference] | None:
-    record = store.get(row.key, row.route)
+    record = store.get(row.key, row.route, use=False)
     if record is None:
         return None
     try:

@@ -48,7 +48,7 @@ class Upkeep:
             RecordError: the record is damaged.
             StoreError: the cache cannot be read.
         """
-        record = self.store.get(row.key, row.route)
+        record = self.store.get(row.key, row.route, use=False)
         return None if record is None else stored.documents(records.decode(record, self._signing_key)[1])
 
     def kernel_shapes(self, row: Row) -> list[tuple[list[int], list[int]]]:
@@ -58,7 +58,7 @@ class Upkeep:
             RecordError: the record is damaged.
             StoreError: the cache cannot be read.
         """
-        record = self.store.get(row.key, row.route)
+        record = self.store.get(row.key, row.route, use=False)
         if record is None:
             return []
         shapes: list[tuple[list[int], list[int]]] = json.loads(records.decode(record, self._signing_key)[1]["shape"])

@@ -22,7 +22,7 @@ from tests import graphs
 from tests.conftest import ROOT
 from tests.stores import fill, found, record, row
 
-COUNT, SIZE, PAGE = 60, 6000, 16384
+COUNT, SIZE, PAGE = 60, 6000, 8192
 STORED = {row(number): record(row(number), size=SIZE) for number in range(COUNT)}
 
 

@@ -49,7 +49,8 @@ def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, 
             try:
                 _fill(bundle, store, rows, key, progress, counts)
                 # A journal mode that leaves no companions: a bundle is one file, and may lie on a read-only mount.
-                bundle.database.connection().execute("PRAGMA journal_mode = DELETE")
+                with bundle.database.use() as connection:
+                    connection.execute("PRAGMA journal_mode = DELETE")
             finally:
                 bundle.close()
             written.chmod(0o644)
@@ -63,7 +64,7 @@ def _fill(
     bundle: Store, store: Store, rows: Iterable[Listed], key: bytes | None, progress: Progress, counts: Counts
 ) -> None:
     for number, listed in enumerate(rows, start=1):
-        record = store.get(listed.row.key, listed.row.route)
+        record = store.get(listed.row.key, listed.row.route, use=False)
         if record is not None:
             try:
                 row, _ = records.decode(record, key)
@@ -109,7 +110,8 @@ def _size(bundle: Store) -> int:
     """How many records the index of a bundle knows, also of those on pages that cannot be read; else none."""
     try:
         if isinstance(bundle, SqliteStore):
-            return int(bundle.database.connection().execute("SELECT count(*) FROM plans").fetchone()[0])
+            with bundle.database.use() as connection:
+                return int(connection.execute("SELECT count(*) FROM plans").fetchone()[0])
     except (StoreError, sqlite3.Error):
         pass
     return 0

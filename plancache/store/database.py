@@ -16,13 +16,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plancache.errors import StoreError
 from plancache.settings import shipped
-from plancache.store.connections import connect
+from plancache.store.connections import Connection, connect, gate
 from plancache.store.directory import Access
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sqlite_utils import Database as Inspected
 
 FILE = "plancache.sqlite3"
-# Seconds that a write waits for another process's write (a put takes 0.2 ms), and for another one's migration.
-BUSY_SECONDS = 2.0
+# What a statement waits for another process's write (a put takes 0.2 ms); and for its migration, in seconds.
+BUSY = 2000  # milliseconds
 _MIGRATION = 10.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
 _READ_ONLY = 8  # SQLITE_READONLY
@@ -44,7 +44,7 @@ class _Held:
     """A connection of one thread of one process; closed when its thread ends."""
 
     def __init__(
-        self, connection: sqlite3.Connection, inode: object, identity: object = None, copy: Path | None = None
+        self, connection: Connection, inode: object, identity: object = None, copy: Path | None = None
     ) -> None:
         self.connection = connection
         self.inode = inode
@@ -72,7 +72,14 @@ class Database:
         self.bundle = bundle
         self._local = threading.local()
 
-    def connection(self) -> sqlite3.Connection:
+    def use(self) -> _Use:
+        """A context with this thread's connection, which no fork interrupts; it raises `StoreError` alone.
+
+        Nothing is yielded to a caller within, and nothing waited for but SQLite.
+        """
+        return _Use(self)
+
+    def connection(self) -> Connection:
         """This thread's connection, opened and migrated if need be.
 
         Raises:
@@ -193,10 +200,14 @@ class Database:
             raise
 
     def _checked(
-        self, connection: sqlite3.Connection, inode: object, identity: object = None, copy: Path | None = None
+        self, connection: Connection, inode: object, identity: object = None, copy: Path | None = None
     ) -> _Held:
         held = _Held(connection, inode, identity, copy)
         try:
+            if self.bundle:
+                # Of a file that was cut short SQLite reads nothing, unless it is told not to mind; each record has its
+                # own checksum. It is opened without a right to write.
+                connection.execute("PRAGMA writable_schema = ON")
             self._prepare(connection, copy is not None)
         except BaseException:
             connection.close()
@@ -240,7 +251,7 @@ class Database:
                 if _version(connection) >= len(files):
                     return  # another process was first
                 # Both must be said before the first table is made.
-                connection.execute("PRAGMA page_size = 16384")
+                connection.execute("PRAGMA page_size = 8192")
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 connection.execute("PRAGMA journal_mode = WAL")
                 self.access.follow(self.file)
@@ -263,19 +274,44 @@ class Database:
         return filelock.FileLock(path, timeout=_MIGRATION, mode=self.access.file_mode)
 
 
-@contextmanager
-def faults(path: Path) -> Iterator[None]:
+class faults:
     """Turn what SQLite and the file system raise into a `StoreError`."""
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        raise StoreError(
-            "the cache's database cannot be used",
-            path=path,
-            damaged=code in _DAMAGE,
-            found=f"{type(error).__name__}: {error}",
-        ) from error
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (sqlite3.Error, OSError)):
+            raise StoreError(
+                "the cache's database cannot be used",
+                path=self._path,
+                damaged=getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE,
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+
+
+class _Use(faults):
+    """See `Database.use`."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database.file)
+        self._database = database
+
+    def __enter__(self) -> Connection:  # type: ignore[override]
+        self._gate = gate()
+        self._gate.acquire()
+        try:
+            return self._database.connection()
+        except BaseException:
+            self._gate.release()
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._gate.release()
+        super().__exit__(kind, error, trace)
 
 
 def migrations() -> list[Path]:
@@ -283,23 +319,21 @@ def migrations() -> list[Path]:
     return sorted(shipped("migrations").glob("[0-9]*.sql"))
 
 
-def _connect(file: Path, query: str = "") -> sqlite3.Connection:
+def _connect(file: Path, query: str = "") -> Connection:
     address = f"{file.absolute().as_uri()}?{query}" if query else str(file)
     # check_same_thread off: a thread's connection is closed by whoever drops the last reference to it.
-    options = {"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False}
+    options = {"timeout": BUSY / 1000, "isolation_level": None, "check_same_thread": False}
     return connect(address, uri=bool(query), **options)
 
 
-def _can_write(connection: sqlite3.Connection) -> bool:
+def _can_write(connection: Connection) -> bool:
     """Whether a connection has its files open to write; no matter who else is writing."""
-    connection.execute("PRAGMA busy_timeout = 0")
+    connection.wait(0)
     try:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")
     except sqlite3.OperationalError as error:
         return error.sqlite_errorcode & 0xFF != _READ_ONLY
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
     return True
 
 
@@ -309,7 +343,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 def _inode(file: Path) -> object:
     try:
-        status = file.stat()
+        status = os.stat(file)  # noqa: PTH116 (before every put)
     except OSError:
         return None
     return status.st_dev, status.st_ino

@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from plancache.store.connections import Connection
 from plancache.store.interface import Listed
 
 DEFAULT_MAX_BYTES = 2 << 30
@@ -40,27 +42,27 @@ class Bounds:
 
     max_bytes: int = DEFAULT_MAX_BYTES
 
-    @property
+    @cached_property
     def journal(self) -> int:
         """What the write-ahead log may take."""
         return min(64 << 20, self._usable // 4)
 
-    @property
+    @cached_property
     def journal_due(self) -> int:
         """From here on it is checkpointed: the rest is for what other processes write until then."""
         return self.journal // 2
 
-    @property
+    @cached_property
     def journal_full(self) -> int:
         """From here on nothing is written: the rest is for the transaction that comes to it."""
         return self.journal // 4 * 3
 
-    @property
+    @cached_property
     def database(self) -> int:
         """What the database may grow to."""
         return self._usable - self.journal
 
-    @property
+    @cached_property
     def _usable(self) -> int:
         return max(_LOWEST, self.max_bytes - _SMALL_FILES)
 
@@ -150,18 +152,19 @@ def shrink(connection: sqlite3.Connection, pages: int, bounds: Bounds) -> None:
         connection.execute("PRAGMA incremental_vacuum(1)")
 
 
-def checkpoint(connection: sqlite3.Connection) -> None:
+def checkpoint(connection: Connection) -> None:
     """Move the journal into the database and cut it off; if others use it, another time."""
     # It keeps writers out while it waits for readers, so it must not wait for long: a reader may stand still. SQLite
     # itself would try eight times in this time, and find a writer each time where several write at once.
-    (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
-    connection.execute("PRAGMA busy_timeout = 5")
-    try:
-        deadline = time.monotonic() + _PATIENCE
-        while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] and time.monotonic() < deadline:
-            time.sleep(0.001)
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {patience}")
+    connection.wait(5)
+    deadline = time.monotonic() + _PATIENCE
+    while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def settle(connection: sqlite3.Connection) -> None:
+    """Move the journal into the database as far as nobody is in the way; where all of it went, it starts again."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
 def tidy_directory(directory: Path, database: int, bounds: Bounds) -> None:

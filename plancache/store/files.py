@@ -44,9 +44,9 @@ class FileStore(Store):
         if self.read_only and not (path / DIRECTORY).is_dir():
             raise StoreError("there is no cache here", path=path, found="no records", expected=str(path / DIRECTORY))
 
-    def get(self, key: str, route: str) -> bytes | None:
+    def get(self, key: str, route: str, use: bool = True) -> bytes | None:
         record = self._read(key, route)
-        if record is not None and not self.read_only:
+        if use and record is not None and not self.read_only:
             self._used[self._file(key, route)] = time.time()
         return record
 

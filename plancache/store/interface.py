@@ -50,8 +50,11 @@ class Store(ABC):
     read_only: bool
 
     @abstractmethod
-    def get(self, key: str, route: str) -> bytes | None:
-        """The record, or None. Writes nothing and takes no write lock; its use is remembered and written later."""
+    def get(self, key: str, route: str, use: bool = True) -> bytes | None:
+        """The record, or None. Writes nothing and takes no write lock.
+
+        Its use is remembered and written later, unless it is only looked at (`use` is false).
+        """
 
     @abstractmethod
     def put(self, row: Row, record: bytes, replaces: bytes | None = None) -> bool:

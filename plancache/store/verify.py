@@ -10,7 +10,6 @@ from pathlib import Path
 
 from plancache.errors import RecordError, StoreError
 from plancache.store import records
-from plancache.store.database import faults
 from plancache.store.directory import Access
 from plancache.store.interface import Row, Store
 from plancache.store.plans import SqliteStore
@@ -72,8 +71,8 @@ def _damaged(store: SqliteStore, report: Report) -> bool:
     """Look at the whole database: records on a page that cannot be read do not come up one by one."""
     database = store.database
     try:
-        with faults(database.file):
-            (found,) = database.connection().execute("PRAGMA integrity_check(1)").fetchone()
+        with database.use() as connection:
+            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     except StoreError as error:
         if not error.damaged:
             raise
