@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -266,6 +267,7 @@ class PlanCache(Upkeep):
             for layer in range(len(self._layers)):
                 found = self._find_in(layer, wanted, route)
                 if found.reason is Reason.FOUND:
+                    self._set_aside(first, wanted)
                     return found
                 if first is None or (first.reason is Reason.ABSENT and found.reason is not Reason.ABSENT):
                     first = found
@@ -293,6 +295,13 @@ class PlanCache(Upkeep):
         if row.frontend > libraries.frontend_version():
             return Found(Reason.NEWER_FRONTEND, route, detail=f"{row.frontend}", layer=layer)
         return Found(Reason.FOUND, route, record, fields, layer=layer)
+
+    def _set_aside(self, unfit: Found | None, wanted: Request) -> None:
+        """Remove a damaged record of the writable cache that another layer stands in for: no build would replace it."""
+        if unfit is None or unfit.reason is not Reason.DAMAGED or unfit.layer > 0 or not self._writes():
+            return
+        with suppress(StoreError):
+            self._layers.top.discard(wanted.key.hash, unfit.route, unfit.record)
 
     def _serve(self, wanted: Request) -> Found:
         """Find and load; the graph is changed only if the reason is FOUND."""
@@ -466,6 +475,16 @@ class PlanCache(Upkeep):
         with self._lock:
             self._counts[outcome.source, outcome.reason] += 1
         return outcome
+
+
+def _after_fork_in_child() -> None:
+    """Locks that another thread of the parent may have held stay held here, where there is no such thread."""
+    for cache in list(_open_caches):
+        cache._lock = threading.Lock()
+        cache._dynamic.renew_locks()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @atexit.register

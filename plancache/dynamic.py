@@ -158,6 +158,12 @@ class Dynamic:
                 _log.info("compiling without taking turns: %s", error)
             yield
 
+    def renew_locks(self) -> None:
+        """In a forked child, where nobody holds them any longer."""
+        self._lock = threading.Lock()
+        for kernels in [*self._shared.values(), *self._held]:
+            kernels.lock = threading.RLock()
+
     def flush(self) -> None:
         """Write what was compiled and not written yet. Best effort."""
         for kernels in [*self._shared.values(), *self._held]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from plancache.cache import PlanCache
+from plancache.errors import SettingsError
 from plancache.settings import Settings, check_mode, signing_key
 from plancache.store.directory import default_directory
-from plancache.store.eviction import Bounds
+from plancache.store.eviction import LOWEST, Bounds
 from plancache.store.layers import Layers, Options
 
 
@@ -32,7 +33,7 @@ def open(  # the public name is plancache.open
             hit of each key is also built, and another plan is an error) or `off`; None is `PLANCACHE_MODE`, else
             `read-write`.
         layers: read-only cache directories and bundles under it, nearest first; None is `PLANCACHE_LAYERS`.
-        max_bytes: bound of the directory's size on disk; None is `PLANCACHE_MAX_BYTES`, else 2 GiB.
+        max_bytes: bound of the directory's size on disk, 2 MiB or more; None is `PLANCACHE_MAX_BYTES`, else 2 GiB.
         key_file: file with a key: records are signed with it, and only such records are taken; None is
             `PLANCACHE_KEY_FILE`.
         store: `sqlite` or `files`; None chooses by what is there, else by the file system.
@@ -47,16 +48,27 @@ def open(  # the public name is plancache.open
     chosen = settings.mode if mode is None else check_mode(mode, "mode")
     path = Path(directory) if directory is not None else settings.directory or default_directory()
     secret = Path(key_file) if key_file is not None else settings.key_file
-    bound = max_bytes or settings.max_bytes
+    bound = settings.max_bytes if max_bytes is None else max_bytes
     seconds = settings.wait if wait is None else wait
     given = Options() if seconds is None else Options(wait=seconds)
     options = replace(
         given,
         kind=store,
-        bounds=Bounds() if bound is None else Bounds(bound),
+        bounds=Bounds() if bound is None else Bounds(_at_least(bound)),
         key=None if secret is None else signing_key(secret),
         trusted=settings.trusted,
     )
     under = settings.layers if layers is None else [Path(layer) for layer in layers]
     stack = Layers(path, options, read_only=chosen in ("read-only", "require-hit"), under=under)
     return PlanCache(stack, chosen, settings.serve_ahead_of_time, settings.misses)
+
+
+def _at_least(max_bytes: int) -> int:
+    if max_bytes < LOWEST:
+        raise SettingsError(
+            "a cache cannot be kept so small",
+            name="max_bytes",
+            found=f"{max_bytes} bytes",
+            expected=f"at least {LOWEST} (the database of one plan, its journal and locks)",
+        )
+    return max_bytes

@@ -121,6 +121,8 @@ def test_an_sm_count_that_is_the_devices_counts_as_none(cache, targeted, h200):
 def test_a_setting_with_a_wrong_value_is_named(tmp_path, monkeypatch):
     with pytest.raises(SettingsError, match="found 'readonly'; expected read-write or read-only"):
         plancache.open(tmp_path, mode="readonly")
+    with pytest.raises(SettingsError, match="found 1000 bytes; expected at least 2097152"):
+        plancache.open(tmp_path, max_bytes=1000)
     monkeypatch.setenv("PLANCACHE_AOT", "yes")
     with pytest.raises(SettingsError, match="found 'yes'"):
         plancache.open(tmp_path)

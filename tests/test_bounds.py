@@ -22,7 +22,7 @@ from plancache.store.plans import SqliteStore
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = Row("k" * 64, "native", "g", "t", "d", "e", "b", 13000, 13200, "eng4", 4, 1.0, 0.5, 100)
-MAX_BYTES = 16 << 20
+MAX_BYTES = 17 << 20
 DAY = 86400.0
 STORES = {"sqlite": SqliteStore.at, "files": FileStore}
 

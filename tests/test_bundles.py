@@ -1,5 +1,6 @@
 """Many records in one portable file: out of one cache, and into another."""
 
+import os
 import random
 import shutil
 import signal
@@ -306,6 +307,11 @@ def test_an_interrupted_export_leaves_no_half_file(how, tmp_path):
     assert target.read_bytes() == b"the bundle of last week"
     left = [path for path in target.parent.iterdir() if path != target]
     assert left == [] if how == signal.SIGINT else all(path.name.startswith(".plans.bundle.") for path in left)
+    for path in left:
+        os.utime(path, (0, 0))
+    with plancache.open(tmp_path / "cache") as cache:
+        cache.export_bundle(target)
+    assert list(target.parent.iterdir()) == [target]  # the next one cleans up
 
 
 def test_an_export_into_a_cache_directory_leaves_its_locks_alone(opened, tmp_path):

@@ -250,6 +250,16 @@ def test_a_damaged_record_in_a_layer_hides_no_good_one_in_another(layer, tmp_pat
     assert "checksum" in said()[0]
 
 
+def test_a_damaged_record_over_a_good_one_in_a_layer_warns_once_and_is_gone(layer, tmp_path, targeted, said):
+    top, under = layer("top", damaged=True), layer("under")
+    for _ in range(2):
+        with plancache.open(top, layers=[under]) as cache:
+            assert served(cache)[0].source is Source.LAYER
+    assert len(said()) == 1
+    with plancache.open(top) as cache:
+        assert list(cache.rows()) == []
+
+
 def test_a_damaged_record_in_a_layer_alone_is_built_once(layer, tmp_path, targeted, said):
     with plancache.open(tmp_path / "top", layers=[layer("damaged", damaged=True)]) as cache:
         outcome = cache.build(graphs.matmul()[0])

@@ -60,7 +60,7 @@ def test_the_ledger_names_each_migration_and_the_version_counts_them(store):
     assert [name for (name,) in applied] == [file.stem for file in migrations()]
     assert connection.execute("PRAGMA user_version").fetchone() == (len(migrations()),)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert connection.execute("PRAGMA page_size").fetchone() == (16384,)
+    assert connection.execute("PRAGMA page_size").fetchone() == (8192,)
     assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)  # incremental
 
 

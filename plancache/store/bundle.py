@@ -6,8 +6,10 @@ whole.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from plancache.store.plans import SqliteStore
 
 Progress = Callable[[], None]
 _UNBOUNDED = Bounds(1 << 60)
+_STALE = 3600.0  # seconds without a change, after which it is a killed process's
 _BATCH = 64  # records between two looks at the bound, which also keep the journal short
 
 
@@ -41,6 +44,7 @@ def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, 
     """
     counts = Counts()
     try:
+        _remove_left_over(file)
         # A directory of its own, so that whatever becomes of this process there is no half bundle, and the locks and
         # journals of whatever else lies beside `file` (a cache, another export) are not touched.
         with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as scratch:
@@ -58,6 +62,13 @@ def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, 
     except (sqlite3.Error, OSError) as error:
         raise StoreError("the bundle cannot be written", path=file, found=f"{type(error).__name__}: {error}") from error
     return counts
+
+
+def _remove_left_over(file: Path) -> None:
+    """What an export to the same place left, that was killed."""
+    for left in file.parent.iterdir():
+        if left.name.startswith(f".{file.name}.") and left.is_dir() and left.stat().st_mtime < time.time() - _STALE:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _fill(

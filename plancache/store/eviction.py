@@ -20,7 +20,7 @@ from typing import NamedTuple
 from plancache.store.connections import Connection
 from plancache.store.interface import Listed
 
-DEFAULT_MAX_BYTES = 2 << 30
+DEFAULT_MAX_BYTES, LOWEST = 2 << 30, 2 << 20
 _SMALL_FILES = 256 << 10  # locks, shared memory, the migration lock
 _LOWEST = 1 << 20
 # How much of the bound stays after an eviction: a batch at a time, so that a put at the cap costs what a put costs.
@@ -32,7 +32,7 @@ _AHEAD = 60.0
 # Seconds that a checkpoint waits for others.
 _PATIENCE = 0.1
 # Names of a database that was set aside, and of files that are linked to their places once they are made.
-_ASIDE, _SCRATCH = "damaged-", (".plancache.sqlite3.", ".migrate.lock.")
+_ASIDE, _SCRATCH = "damaged-", (".plancache.sqlite3.", ".migrate.lock.", ".locks.")
 _STALE = 3600.0  # seconds after which they are a killed process's
 
 
@@ -181,7 +181,7 @@ def tidy_directory(directory: Path, database: int, bounds: Bounds) -> None:
             status = file.stat()
             if not file.name.startswith(_ASIDE):
                 if status.st_mtime < time.time() - _STALE:
-                    file.unlink()
+                    file.rmdir() if file.is_dir() else file.unlink()
                 continue
             found.append((file, status.st_size))
             excess += status.st_size

@@ -44,6 +44,7 @@ WHERE plans.record IS ?
    OR (excluded.driver <= plans.driver AND excluded.frontend <= plans.frontend
        AND (excluded.driver < plans.driver OR excluded.frontend < plans.frontend))
 """
+_SPLIT = 64 << 10  # what a change may write beside the record: pages of indexes that split
 # After so many puts everything is looked after, and not only the journal: each put keeps the bound by itself.
 _THOROUGH = 16
 # What makes SQLite read an index from end to end.
@@ -93,7 +94,7 @@ class SqliteStore(Store):
     def _put(self, row: Row, record: bytes, replaces: bytes | None) -> bool:
         number = _number(row.key, row.route)
         values = (number, *_values(row), time.time(), record, replaces if replaces is not None else b"")
-        need = len(record) + (64 << 10)  # and the pages of indexes that may split
+        need = len(record) + _SPLIT
         with self.database.use() as connection, self._journaled(connection) as fits:
             if not fits:
                 return False
@@ -117,7 +118,11 @@ class SqliteStore(Store):
         with self.database.use() as connection:
             try:
                 with self._journaled(connection):
-                    return self._delete(connection, where, same, values)
+                    gone = self._delete(connection, where, same, values)
+                self._written += _SPLIT
+                # Now, while there is room: on a full disk the journal must not become what takes the last of it.
+                self._tidy_journal(connection)
+                return gone
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != _FULL:
                     raise
