@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -31,6 +31,20 @@ def measure(call: Callable[[], object], times: int, warm_up: int = 10) -> Timing
         call()
         taken.append(time.perf_counter() - started)
     return Timing(statistics.median(taken), sorted(taken)[int(0.99 * (len(taken) - 1))])
+
+
+def measure_in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, times: int) -> dict[str, Timing]:
+    """Time several calls against each other: round by round, so that what else the machine does hits all of them."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            for _ in range(times):
+                started = time.perf_counter()
+                call()
+                taken[name].append(time.perf_counter() - started)
+    return {
+        name: Timing(statistics.median(each), sorted(each)[int(0.99 * (len(each) - 1))]) for name, each in taken.items()
+    }
 
 
 def machine() -> str:

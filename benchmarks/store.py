@@ -17,10 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import Timing, machine, measure
+from benchmarks.harness import machine, measure, measure_in_turns
 from plancache.store import records
 from plancache.store.directory import Access
 from plancache.store.eviction import Bounds
@@ -130,26 +131,28 @@ PEERS = {
 
 def against_peers(size: int) -> None:
     """Medians and p99 of put and get, and each peer's against raw SQLite's."""
-    results: dict[str, tuple[Timing, Timing]] = {}
-    for name, make in PEERS.items():
-        with tempfile.TemporaryDirectory(prefix="plancache-bench-") as home:
+    puts: dict[str, Callable[[], object]] = {}
+    gets: dict[str, Callable[[], object]] = {}
+    with ExitStack() as stack:
+        for name, make in PEERS.items():
+            home = stack.enter_context(tempfile.TemporaryDirectory(prefix="plancache-bench-"))
             try:
                 put, get = make(Path(home), size)
             except ImportError as error:
                 print(f"{name:<24} not measured: {error}")
                 continue
-            numbers = iter(range(10**9))
-            putting = measure(lambda put=put, numbers=numbers: put(next(numbers)), PUTS)
-            order = random.Random(1)
-            getting = measure(lambda get=get, order=order: get(order.randrange(PUTS)), GETS)
-            results[name] = putting, getting
-    raw_put, raw_get = results["raw sqlite3 + SHA-256"]
+            numbers, order = iter(range(10**9)), random.Random(1)
+            puts[name] = lambda put=put, numbers=numbers: put(next(numbers))
+            gets[name] = lambda get=get, order=order: get(order.randrange(PUTS))
+        putting = measure_in_turns(puts, rounds=20, times=PUTS // 20)
+        getting = measure_in_turns(gets, rounds=20, times=GETS // 20)
+    raw_put, raw_get = putting["raw sqlite3 + SHA-256"], getting["raw sqlite3 + SHA-256"]
     print(f"{size // 1024} KB{'':<20}{'put µs':>9}{'p99':>9}{'× raw':>7}{'get µs':>9}{'p99':>9}{'× raw':>7}")
-    for name, (putting, getting) in results.items():
-        ratios = putting.median / raw_put.median, getting.median / raw_get.median
+    for name, timing in putting.items():
+        ratios = timing.median / raw_put.median, getting[name].median / raw_get.median
         print(
-            f"{name:<24}{1e6 * putting.median:>9.0f}{1e6 * putting.p99:>9.0f}{ratios[0]:>7.2f}"
-            f"{1e6 * getting.median:>9.0f}{1e6 * getting.p99:>9.0f}{ratios[1]:>7.2f}"
+            f"{name:<24}{1e6 * timing.median:>9.0f}{1e6 * timing.p99:>9.0f}{ratios[0]:>7.2f}"
+            f"{1e6 * getting[name].median:>9.0f}{1e6 * getting[name].p99:>9.0f}{ratios[1]:>7.2f}"
         )
 
 

@@ -24,6 +24,7 @@ CREATE TABLE plans (
     record BLOB NOT NULL
 );
 
-CREATE INDEX plans_by_topology ON plans (topology, graph);
+-- Parts of kernel caches, which are looked up by their topology; plans are not in it, so that putting one costs less.
+CREATE INDEX plans_without_build ON plans (topology) WHERE build = '';
 
 CREATE INDEX plans_by_use ON plans (environment, used);

@@ -175,8 +175,10 @@ class KernelCache:
         return Tracked(document, len(entries))
 
     def _rows(self) -> list[Listed]:
-        # By topology, which has an index.
-        return [] if self._store is None else list(self._store.rows(topology=self.key.subject, key=self.key.hash))
+        # By the index that such rows have.
+        if self._store is None:
+            return []
+        return list(self._store.rows(build="", topology=self.key.subject, key=self.key.hash))
 
     def _read(self) -> tuple[str | None, str | None, Mapping[str, str]]:
         header = whole = None

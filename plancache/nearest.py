@@ -45,18 +45,14 @@ def nearest(
 
 
 def _candidates(store: Store, key: PlanKey) -> Iterator[Row]:
-    seen = set()
     kind = digest(topology(key.documents["graph"]))
-    for equal in (
-        {"topology": kind, "graph": key.graph},
-        {"topology": kind},
-        {"device": key.device, "environment": key.environment, "build": key.build},
-        {},
-    ):
-        for row in (listed.row for listed in store.rows(**equal)):
-            if not is_kernel(row) and (row.key, row.route) not in seen:
-                seen.add((row.key, row.route))
-                yield row
+    surroundings = (key.device, key.environment, key.build)
+
+    def far(row: Row) -> tuple[bool, bool, bool]:
+        return row.topology != kind, row.graph != key.graph, (row.device, row.environment, row.build) != surroundings
+
+    # The sort is stable: of those that are equally far the newest comes first.
+    yield from sorted((listed.row for listed in store.rows() if not is_kernel(listed.row)), key=far)
 
 
 def _compared(
