@@ -329,7 +329,7 @@ def test_a_topology_keeps_a_bounded_number_of_kernels(tmp_path, targeted, docume
         template = parts.kernels[0]
         for number in range(MOST + 5):
             row = Row(
-                kernels.key.hash, f"kernels-{number:032x}", "x", kernels.key.subject, *["x"] * 3,
+                kernels.key.hash, f"kernels-{number:032x}", "x", kernels.key.subject, "x", "x", "",
                 1, 1, "n", 7, float(number), 0.0, 10,
             )  # fmt: skip
             cache.store.put(row, records.encode(row, {"kernel": template.text, "shape": "[]"}))
