@@ -184,6 +184,11 @@ class PlanCache(Upkeep):
         name = None if row is None or not differing else row.key[: len(str(key))]
         return Explanation(str(key), reason, "", name, tuple(differing))
 
+    def kernel_stats(self) -> list[dict[str, Any]]:
+        """The kernel caches of this process: entries loaded and known, cuDNN's revision and the one that was written,
+        how often each was serialized and written."""
+        return self._dynamic.states()
+
     @property
     def misses(self) -> list[Miss]:
         """The last misses of this process, newest last; `explain_key` says why each missed."""
@@ -358,7 +363,7 @@ class PlanCache(Upkeep):
             kernels = self._dynamic.shared(topology_key(wanted), not self._writes())
         if self.mode == "require-hit" and not kernels.kernels:
             raise lookups.miss_error(found.reason, "no kernels for this topology", wanted.key)
-        from_disk = kernels.loaded
+        from_disk, before = kernels.loaded, plans.declared_tensors(wanted.graph)
         try:
             built = self._dynamic.build(wanted, kernels, attach=own is None)
         except StoreError as error:
@@ -368,12 +373,21 @@ class PlanCache(Upkeep):
             self._missed(wanted, found)
             if self.mode == "require-hit":
                 raise lookups.miss_error(found.reason, "a kernel had to be compiled", wanted.key)
-            return replace(
-                lookups.outcome(Source.BUILT, found, wanted.key, started), route="kernels", stored=built.written > 0
-            )
-        source = Source.DISK if from_disk or kernels.loaded else Source.MEMORY
-        outcome = lookups.outcome(source, replace(found, reason=Reason.KERNELS, detail=""), wanted.key, started)
-        return replace(outcome, route="kernels")
+            outcome = lookups.outcome(Source.BUILT, found, wanted.key, started)
+        else:
+            source = Source.DISK if from_disk or kernels.loaded else Source.MEMORY
+            outcome = lookups.outcome(source, replace(found, reason=Reason.KERNELS, detail=""), wanted.key, started)
+        # A graph that holds a kernel cache of the caller's goes through that one always; any other's own plan spares
+        # the next process the heuristics, whose library takes half a second to load (measured).
+        stored = own is None and self._writes() and self._keep(wanted, found, before, built.seconds)
+        return replace(outcome, route="kernels", stored=stored or built.written > 0)
+
+    def _keep(self, wanted: Request, found: Found, before: Mapping[int, Any], seconds: float) -> bool:
+        try:
+            built = plans.taken(wanted.graph, before, seconds)
+        except UnkeptPlanError:
+            return False
+        return self._put(wanted, built, found.record if found.layer == 0 else None)
 
     def _build(self, wanted: Request, found: Found, started: float) -> Outcome:
         """Build and store; where the cache may be written, one process at a time for each key."""

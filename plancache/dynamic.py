@@ -158,6 +158,10 @@ class Dynamic:
                 _log.info("compiling without taking turns: %s", error)
             yield
 
+    def states(self) -> list[dict[str, Any]]:
+        """The bookkeeping of each kernel cache of this process."""
+        return [kernels.state for kernels in [*self._shared.values(), *self._held]]
+
     def renew_locks(self) -> None:
         """In a forked child, where nobody holds them any longer."""
         self._lock = threading.Lock()

@@ -90,6 +90,20 @@ class KernelCache:
         """cuDNN's revision of it; None before the first build, or where this cuDNN has none."""
         return self._tracked.revision
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """The bookkeeping of this process: what was loaded, what cuDNN says now, and what was written."""
+        return {
+            "key": self.key.hash,
+            "name": self.key.label,
+            "kernels": len(self._entries),
+            "loaded": self._tracked.loaded,
+            "revision": self._tracked.revision,
+            "written_revision": self._tracked.known,
+            "serialized": self._tracked.serialized,
+            "written": self.written,
+        }
+
     def moved(self, build_seconds: float = float("inf")) -> bool:
         """Whether kernels were compiled since it was loaded or last written."""
         return self._tracked.moved(build_seconds)

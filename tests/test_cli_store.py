@@ -85,3 +85,21 @@ def test_verify_finds_and_repairs(warm):
     assert (report["good"], len(report["bad"])) == (2, 1)
     assert "1 removed" in invoke("--dir", warm, "verify", "--repair")
     assert ", 0 bad" in invoke("--dir", warm, "verify")
+
+
+def test_show_tells_everything_about_a_plan_and_its_graph(warm):
+    rows = [json.loads(line) for line in invoke("--dir", warm, "ls", "--json").splitlines()]
+    row = next(row for row in rows if row["engine"] == 9)
+    output = invoke("--dir", warm, "show", row["key"][:10])
+    assert row["key"] in output
+    assert row["name"] in output
+    assert "NVIDIA H200" in output
+    assert "sdpa" in output
+    (shown,) = map(json.loads, invoke("--dir", warm, "show", row["key"], "--json").splitlines())
+    assert shown["documents"]["graph"]["nodes"]
+    assert {name: shown[name] for name in row} == row
+
+
+def test_show_of_an_unknown_or_ambiguous_key_says_so(warm):
+    assert "nothing is stored under zz" in invoke("--dir", warm, "show", "zz", code=1)
+    assert "3 keys begin with" in invoke("--dir", warm, "show", "", code=1)

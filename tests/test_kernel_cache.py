@@ -10,8 +10,10 @@ import threading
 
 import cudnn
 import pytest
+from click.testing import CliRunner
 
 import plancache
+from plancache.cli import cli
 from plancache.cudnn import kernel_cache
 from plancache.cudnn.kernel_cache import Tracked
 from plancache.kernels import MOST, KernelCache, is_kernel
@@ -80,7 +82,20 @@ with plancache.target("h200"), plancache.open(sys.argv[1]) as cache:
 
 def test_another_process_compiles_nothing_for_lengths_that_were_never_seen(kernels_dir, run):
     out = run(BUILD, kernels_dir, json.dumps([[m, n] for m in (2, 3, 200, 999) for n in WIDTHS]))
-    assert out.splitlines() == ["disk False"] * 12
+    assert out.splitlines() == ["disk True"] * 12  # each length's own plan is stored, and next time loaded
+
+
+def test_a_length_that_was_built_before_is_loaded_as_any_plan_without_asking_heuristics(kernels_dir, targeted):
+    with plancache.open(kernels_dir) as cache:
+        assert cache.build(mlp(55)).reason is Reason.KERNELS
+        graph = mlp(55)
+        outcome = cache.build(graph)
+        assert (outcome.source, outcome.reason, outcome.route) == (Source.DISK, Reason.FOUND, "deviceless")
+        built = mlp(55)
+        built.build()
+        assert graph.get_workspace_size() == built.get_workspace_size()
+        assert cache.contains(mlp(55))
+        assert not cache.contains(mlp(56))
 
 
 def test_fifty_shapes_that_compile_two_kernels_are_serialized_twice_at_most(tmp_path, targeted, serializations):
@@ -132,7 +147,7 @@ with plancache.target("h200"), plancache.open(sys.argv[1]) as cache:
     for process in reversed(running):
         process.communicate("\n", timeout=60)
     out = run(BUILD, tmp_path / "cache", json.dumps([[9, n] for n in WIDTHS]))
-    assert out.splitlines() == ["disk False"] * 3
+    assert [line.split()[0] for line in out.splitlines()] == ["disk"] * 3
 
 
 def test_two_topologies_never_share_one(kernels_dir, targeted):
@@ -194,7 +209,7 @@ def test_a_document_that_cudnn_does_not_take_is_made_anew_with_one_warning(
 
 def test_a_damaged_kernel_is_passed_over_and_the_others_serve(kernels_dir, targeted, caplog):
     with plancache.open(kernels_dir) as cache:
-        victim = next(listed.row for listed in cache.rows() if listed.row.size)
+        victim = next(listed.row for listed in cache.rows() if is_kernel(listed.row) and listed.row.size)
         record = bytearray(cache.store.get(victim.key, victim.route))
         record[-1] ^= 1
         connection = cache.store.database.connection()
@@ -210,7 +225,7 @@ def test_a_document_of_an_unknown_schema_is_kept_whole(tmp_path, targeted, monke
     monkeypatch.setattr(kernel_cache, "SCHEMAS", (99,))
     with plancache.open(tmp_path / "cache") as cache:
         assert cache.build(mlp(8)).stored
-        assert [listed.row.route for listed in cache.rows()] == ["kernels-whole"]
+        assert [listed.row.route for listed in cache.rows() if is_kernel(listed.row)] == ["kernels-whole"]
     assert "unknown schema" in caplog.text
     with plancache.open(tmp_path / "cache") as cache:
         assert cache.build(mlp(9)).source is Source.DISK
@@ -228,7 +243,7 @@ def test_where_cudnn_has_no_revision_only_builds_that_took_long_are_looked_at(tm
         assert sources[2:] == [Source.MEMORY] * 2
         count = len(written)
         assert count <= 2
-        kernels = [listed for listed in cache.rows() if listed.row.size]
+        kernels = [listed for listed in cache.rows() if is_kernel(listed.row) and listed.row.size]
     assert len(kernels) == 1
 
 
@@ -319,6 +334,34 @@ def test_twins_under_other_sizes_are_one_kernel(document):
 @pytest.mark.parametrize("text", ["", "{}", "[]", "x", '{"schemaVersion":4}', '{"schemaVersion":4,"kernel_cache":[1]}'])
 def test_what_is_no_document_of_a_known_schema_is_not_taken_apart(text):
     assert kernel_cache.split(text) is None
+
+
+def test_show_lists_the_kernels_of_a_topology_and_what_each_was_compiled_for(kernels_dir):
+    with plancache.open(kernels_dir, mode="read-only") as cache:
+        rows = [listed.row for listed in cache.rows() if is_kernel(listed.row) and listed.row.size]
+    by_key = {row.key: [one for one in rows if one.key == row.key] for row in rows}
+    assert sum(map(len, by_key.values())) >= len(WIDTHS)
+    for key, kernels in by_key.items():
+        result = CliRunner().invoke(cli, ["--dir", str(kernels_dir), "show", key])
+        assert result.exit_code == 0, result.output
+        assert f"{len(kernels)} kernels" in result.output
+        assert "4x32x64" in result.output
+        assert max(map(len, result.output.splitlines()[4:])) <= 80
+
+
+def test_the_bookkeeping_of_a_process_says_what_was_loaded_compiled_and_written(kernels_dir, targeted):
+    with plancache.open(kernels_dir) as cache:
+        cache.build(mlp(48))
+        (state,) = cache.kernel_stats()
+        loaded = state["loaded"]
+        assert loaded == state["kernels"] == state["written_revision"] > 0
+        assert (state["serialized"], state["written"]) == (0, 0)
+        cache.build(mlp(48, 66))  # an alignment that is not there
+        (state,) = cache.kernel_stats()
+        assert state["kernels"] > loaded
+        assert (state["serialized"], state["written"]) == (1, 1)
+        if state["revision"] is not None:  # cuDNN 9.27 and later
+            assert state["revision"] == state["written_revision"] > loaded
 
 
 def test_a_topology_keeps_a_bounded_number_of_kernels(tmp_path, targeted, document):

@@ -23,6 +23,7 @@ _COMMANDS = {
     "import": ("store", "import_"),
     "ls": ("store", "ls"),
     "prune": ("store", "prune"),
+    "show": ("show", "show"),
     "verify": ("store", "verify"),
 }
 

@@ -77,7 +77,7 @@ def prune(place: Place, max_bytes: str | None, older_than: str | None, dry_run: 
     with place.open("read-write") as cache:
         gone = cache.prune(limit, None if older_than is None else ago(older_than), dry_run)
     verb = "would be removed" if dry_run else "removed"
-    click.echo(f"{len(gone)} plans, {_size(sum(listed.stored for listed in gone))}, {verb}")
+    click.echo(f"{len(gone)} plans, {size_text(sum(listed.stored for listed in gone))}, {verb}")
 
 
 @click.command()
@@ -93,7 +93,7 @@ def export(place: Place, file: Path, selection: Selection, force: bool) -> None:
     with place.open("read-only") as cache, _progress("exporting") as step:
         rows = selection.of(cache.rows())
         counts = cache.export_bundle(file, rows, step(len(rows)))
-    click.echo(f"{counts.done} plans written to {file} ({_size(file.stat().st_size)})" + _damaged(counts.damaged))
+    click.echo(f"{counts.done} plans written to {file} ({size_text(file.stat().st_size)})" + _damaged(counts.damaged))
 
 
 @click.command(name="import")
@@ -139,12 +139,12 @@ def _table(rows: list[Listed]) -> None:
             f"{row.seconds:.2f}",
             f"{listed.stored / 1024:.0f}",
             str(listed.hits),
-            _age(listed.used),
+            age(listed.used),
         )
     console = Console()
     console.print(table)
     note = "; * deviceless" if any(listed.row.route != "native" for listed in rows) else ""
-    console.print(f"{len(rows)} plans, {_size(sum(listed.stored for listed in rows))}{note}", highlight=False)
+    console.print(f"{len(rows)} plans, {size_text(sum(listed.stored for listed in rows))}{note}", highlight=False)
 
 
 def _kernel_table(cache: PlanCache, rows: list[Listed]) -> None:
@@ -159,7 +159,7 @@ def _kernel_table(cache: PlanCache, rows: list[Listed]) -> None:
         shapes = " ".join("x".join(map(str, dim)) for dim, _ in cache.kernel_shapes(listed.row))
         row = listed.row
         name = f"eng{row.engine} {row.name.rpartition('_knob_')[2]}" if "_knob_" in row.name else row.name
-        table.add_row(row.key[:12], name, shapes, f"{row.size / 1024:.0f}", _age(row.created))
+        table.add_row(row.key[:12], name, shapes, f"{row.size / 1024:.0f}", age(row.created))
     console = Console()
     console.print(table)
     topologies = len({listed.row.key for listed in kept})
@@ -170,7 +170,7 @@ def _use(listed: Listed) -> dict[str, float | int]:
     return {"used": listed.used, "hits": listed.hits, "stored": listed.stored}
 
 
-def _age(when: float) -> str:
+def age(when: float) -> str:
     seconds = max(0.0, time.time() - when)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
@@ -178,7 +178,7 @@ def _age(when: float) -> str:
     return f"{seconds:.0f}s"
 
 
-def _size(number: float) -> str:
+def size_text(number: float) -> str:
     for unit in ("bytes", "KB", "MB", "GB"):
         if number < 1024 or unit == "GB":
             return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"

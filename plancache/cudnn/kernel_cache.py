@@ -113,11 +113,13 @@ class Tracked:
     Attributes:
         native: cuDNN's object, for `pygraph(kernel_cache=...)`.
         loaded: how many entries it was loaded with.
+        serialized: how often its document was made.
     """
 
     def __init__(self, document: str | None, entries: int) -> None:
         self.native = libraries.cudnn().create_kernel_cache()
         self.loaded = entries
+        self.serialized = 0
         self._known: int | None = entries
         if document is not None:
             self.native.deserialize(document)
@@ -129,6 +131,11 @@ class Tracked:
             return int(self.native.revision())
         except (RuntimeError, AttributeError):
             return None
+
+    @property
+    def known(self) -> int | None:
+        """The revision that its last document had; of a loaded one at first its number of entries."""
+        return self._known
 
     def moved(self, build_seconds: float) -> bool:
         """Whether kernels came in since `document` was last asked for.
@@ -148,4 +155,5 @@ class Tracked:
         except RuntimeError:
             return None
         self._known = self.revision
+        self.serialized += 1
         return text if isinstance(text, str) else bytes(text).decode()

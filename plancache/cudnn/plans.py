@@ -162,29 +162,36 @@ def build(wanted: Request) -> BuiltPlan:
         UnkeptPlanError: the graph was built, and its plan is of a kind that is not kept or cannot be read.
         And whatever the frontend raises while building: that is the caller's.
     """
-    declared = wanted.graph
-    before = {uid: _attributes(tensor) for uid, tensor in frontend.tensors(declared).items()}
+    before = declared_tensors(wanted.graph)
     started = time.perf_counter()
-    run_build(declared, wanted.choice)
-    seconds = time.perf_counter() - started
-    try:
-        return _built(declared, before, seconds)
-    except UnkeptPlanError:
-        raise
-    except Exception as error:  # the graph is ready; what went wrong is only the keeping
-        raise UnkeptPlanError("unreadable", f"{type(error).__name__}: {error}") from error
+    run_build(wanted.graph, wanted.choice)
+    return taken(wanted.graph, before, time.perf_counter() - started)
 
 
-def _built(declared: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
-    kind = frontend.chosen_kind(declared)
+def declared_tensors(declared: Any) -> dict[int, Any]:
+    """Shapes and types as they are before a build, by uid: what it then infers is told apart by them."""
+    return {uid: _attributes(tensor) for uid, tensor in frontend.tensors(declared).items()}
+
+
+def taken(built: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
+    """The plan of a built graph.
+
+    Args:
+        before: its `declared_tensors`, from before the build.
+        seconds: how long the build took.
+
+    Raises:
+        UnkeptPlanError: the plan is of a kind that is not kept or cannot be read.
+    """
+    kind = frontend.chosen_kind(built)
     if kind != "backend":
         raise UnkeptPlanError(kind)
-    inferred = []
-    for uid, tensor in frontend.tensors(declared).items():
-        now = _attributes(tensor)
-        if now != before.get(uid):
-            inferred.append([uid, *now])
-    return BuiltPlan(frontend.plan_list(declared), inferred, declared.serialize(as_bytes=True), seconds)
+    try:
+        after = declared_tensors(built)
+        inferred = [[uid, *now] for uid, now in after.items() if now != before.get(uid)]
+        return BuiltPlan(frontend.plan_list(built), inferred, built.serialize(as_bytes=True), seconds)
+    except Exception as error:  # the graph is ready; what went wrong is only the keeping
+        raise UnkeptPlanError("unreadable", f"{type(error).__name__}: {error}") from error
 
 
 def _attributes(tensor: Any) -> tuple[list[int], list[int], str | None]:
@@ -210,7 +217,7 @@ def build_replay(wanted: Request) -> BuiltPlan:
     frontend.copy_filters(wanted.graph, twin)
     tracked = Tracked(None, 0)
     frontend.attach_kernel_cache(twin, tracked.native)
-    before = {uid: _attributes(tensor) for uid, tensor in frontend.tensors(twin).items()}
+    before = declared_tensors(twin)
     started = time.perf_counter()
     run_build(twin, wanted.choice)
     seconds = time.perf_counter() - started
@@ -218,8 +225,7 @@ def build_replay(wanted: Request) -> BuiltPlan:
     parts = None if document is None else kernel_cache.split(document)
     if document is None or parts is None or not parts.kernels:
         raise UnkeptPlanError("unreadable", "the kernel cache is empty after the build, or of an unknown schema")
-    built = _built(twin, before, seconds)
-    return replace(built, blob=document.encode())
+    return replace(taken(twin, before, seconds), blob=document.encode())
 
 
 def replay(wanted: Request, plan: Mapping[str, Any], document: bytes) -> None:

@@ -1,0 +1,116 @@
+"""`plancache show`: everything about one plan, or about the kernel cache of one topology."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from plancache.cache import PlanCache
+from plancache.cli.place import Place
+from plancache.cli.store import age, size_text
+from plancache.cudnn.listing import listing
+from plancache.errors import PlanCacheError
+from plancache.kernels import is_kernel
+from plancache.store.interface import Listed
+
+
+@click.command()
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object for each row.")
+@click.pass_obj
+def show(place: Place, key: str, as_json: bool) -> None:
+    """Show everything about what is stored under KEY, which may be the beginning of one.
+
+    A plan: how it was built and where, and its graph. A kernel cache: its kernels, each with engine and knobs, and the
+    shape that it was compiled for.
+    """
+    with place.open("read-only") as cache:
+        rows = [listed for listed in cache.rows() if listed.row.key.startswith(key)]
+        keys = sorted({listed.row.key for listed in rows})
+        if not keys:
+            raise click.ClickException(f"nothing is stored under {key}. plancache ls lists the keys.")
+        if len(keys) > 1:
+            raise click.ClickException(f"{len(keys)} keys begin with {key}: {', '.join(one[:16] for one in keys[:8])}")
+        if as_json:
+            for listed in rows:
+                click.echo(json.dumps(_as_json(cache, listed)))
+        elif is_kernel(rows[0].row):
+            _show_kernels(cache, rows)
+        else:
+            for listed in rows:
+                _show_plan(cache, listed)
+
+
+def _as_json(cache: PlanCache, listed: Listed) -> dict[str, Any]:
+    row = {**asdict(listed.row), "used": listed.used, "hits": listed.hits, "stored": listed.stored}
+    if is_kernel(listed.row):
+        return {**row, "operands": cache.kernel_shapes(listed.row)}
+    try:
+        return {**row, "documents": cache.documents(listed.row)}
+    except PlanCacheError as error:
+        return {**row, "fault": str(error)}
+
+
+def _show_plan(cache: PlanCache, listed: Listed) -> None:
+    row, console = listed.row, Console(highlight=False, soft_wrap=True)
+    parts = cache.documents(row)
+    if parts is None:
+        return
+    facts = {
+        "key": row.key,
+        "plan": row.name,
+        "engine": row.engine,
+        "route": row.route,
+        "builder": row.builder or "-",
+        "device": f"{parts['device'].get('deviceName', '?')} ({row.device[:12]})",
+        "environment": f"{_flat(parts['environment'])} ({row.environment[:12]})",
+        "build": _flat(parts["build"]),
+        "driver, frontend": f"{row.driver}, {row.frontend}",
+        "built": f"in {row.seconds:.2f} s, {age(row.created)} ago",
+        "size": f"{size_text(row.size)}, {size_text(listed.stored)} on disk",
+        "used": f"{listed.hits} hits, last {age(listed.used)} ago",
+    }
+    for name, value in facts.items():
+        console.print(f"[bold]{name:<17}[/bold]{value}")
+    for line in listing(parts["graph"], {int(uid): label for uid, label in parts["labels"].items()}):
+        console.print(f"  {line}", markup=False)
+    console.print()
+
+
+def _flat(document: Mapping[str, Any]) -> str:
+    """What is set in a document, on one line."""
+    set_ = {name: value for name, value in document.items() if value not in (None, [], {})}
+    return ", ".join(f"{name} {_words(value)}" for name, value in set_.items())
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"({_flat(value)})"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _show_kernels(cache: PlanCache, rows: list[Listed]) -> None:
+    row, console = rows[0].row, Console(highlight=False)
+    kernels = sorted((one for one in rows if one.row.size), key=lambda one: one.row.created)
+    console.print(f"[bold]{'key':<17}[/bold]{row.key}", soft_wrap=True)
+    console.print(f"[bold]{'kernel cache of':<17}[/bold]{row.builder}", soft_wrap=True)
+    console.print(f"[bold]{'device':<17}[/bold]{row.device[:12]}, environment {row.environment[:12]}", soft_wrap=True)
+    console.print(f"[bold]{'driver, frontend':<17}[/bold]{row.driver}, {row.frontend}", soft_wrap=True)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("engine", "knobs"):
+        table.add_column(name, overflow="fold")
+    table.add_column("compiled for", overflow="fold")
+    for name in ("KB", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for listed in kernels:
+        knobs = listed.row.name.rpartition("_knob_")[2] if "_knob_" in listed.row.name else listed.row.name
+        shapes = " ".join("x".join(map(str, dim)) for dim, _ in cache.kernel_shapes(listed.row))
+        table.add_row(str(listed.row.engine), knobs, shapes, f"{listed.row.size / 1024:.0f}", age(listed.row.created))
+    console.print(table)
+    console.print(f"{len(kernels)} kernels, {size_text(sum(listed.row.size for listed in kernels))} of code")
