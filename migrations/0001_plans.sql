@@ -1,7 +1,8 @@
 -- One row a plan. `record` is the whole truth, checksummed (docs/record-format.md); the other columns are an index
 -- over it, and what is read is compared with it. Hashes are SHA-256 in hex; times are seconds since 1970.
 CREATE TABLE plans (
-    -- The first 63 bits of the SHA-256 of key and route: found without an index, and put without writing to one.
+    -- 31 bits of a hash of the key's second half, then 32 of one of key and route: found without an index, and put
+    -- without writing to one; what has the second half in common lies side by side.
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL,
     route TEXT NOT NULL,
@@ -23,8 +24,5 @@ CREATE TABLE plans (
     hits INTEGER NOT NULL,
     record BLOB NOT NULL
 );
-
--- Parts of kernel caches, which are looked up by their topology; plans are not in it, so that putting one costs less.
-CREATE INDEX plans_without_build ON plans (topology) WHERE build = '';
 
 CREATE INDEX plans_by_use ON plans (environment, used);

@@ -189,10 +189,7 @@ class KernelCache:
         return Tracked(document, len(entries))
 
     def _rows(self) -> list[Listed]:
-        # By the index that such rows have.
-        if self._store is None:
-            return []
-        return list(self._store.rows(build="", topology=self.key.subject, key=self.key.hash))
+        return [] if self._store is None else list(self._store.rows(key=self.key.hash))
 
     def _read(self) -> tuple[str | None, str | None, Mapping[str, str]]:
         header = whole = None

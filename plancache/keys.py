@@ -53,11 +53,20 @@ class PlanKey:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over the four hashes: the key's name on disk."""
-        return hashlib.sha256(f"{self.graph}{self.device}{self.environment}{self.build}".encode()).hexdigest()
+        """The key's name on disk: 128 bits of a SHA-256 over all four hashes, and 128 of one over all but the build.
+
+        By the second half the plans of one graph are found, however they were chosen.
+        """
+        whole = hashlib.sha256(f"{self.graph}{self.device}{self.environment}{self.build}".encode())
+        return whole.hexdigest()[:32] + family(self.graph, self.device, self.environment)
 
     def __str__(self) -> str:
         return self.hash[:16]
+
+
+def family(graph: str, device: str, environment: str) -> str:
+    """The second half of the hash of every key with these parts."""
+    return hashlib.sha256(f"{graph}{device}{environment}".encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

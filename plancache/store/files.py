@@ -90,6 +90,15 @@ class FileStore(Store):
                 return False
         return True
 
+    def keys(self, end: str) -> list[tuple[str, str]]:
+        found = []
+        with _faults(self.path):
+            for name in _listed(self.path / DIRECTORY / _place(end)):
+                key, _, route = name.partition(".")
+                if key.endswith(end) and route:
+                    found.append((key, route))
+        return found
+
     def rows(self, **equal: str) -> Iterator[Listed]:
         unknown = set(equal) - set(Row.__dataclass_fields__)
         if unknown:
@@ -178,7 +187,7 @@ class FileStore(Store):
 
     def _files(self, only: str = "") -> Iterator[tuple[Path, os.stat_result]]:
         """All record files, or those of one key."""
-        for directory, _, names in os.walk(self.path / DIRECTORY / only[:2]):
+        for directory, _, names in os.walk(self.path / DIRECTORY / (_place(only) if only else "")):
             for name in (name for name in names if name.startswith(only)):
                 file = Path(directory, name)
                 key, _, route = name.partition(".")
@@ -188,11 +197,23 @@ class FileStore(Store):
                         yield file, file.stat()
 
     def _file(self, key: str, route: str) -> Path:
-        return self.path / DIRECTORY / key[:2] / f"{key}.{route}"
+        return self.path / DIRECTORY / _place(key) / f"{key}.{route}"
 
     def _may_write(self) -> None:
         if self.read_only:
             raise StoreError("the cache may not be written", path=self.path, found="a read-only cache")
+
+
+def _place(key: str) -> str:
+    """The directory of a key: by the beginning of its second half, so that keys with one ending lie together."""
+    return key[-32:][:2]
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208 (names alone)
+    except FileNotFoundError:
+        return []
 
 
 def _taken(status: os.stat_result) -> int:

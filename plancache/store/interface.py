@@ -69,6 +69,10 @@ class Store(ABC):
         """Remove a record, if it is still this one (None: whichever it is); whether there was one."""
 
     @abstractmethod
+    def keys(self, end: str) -> list[tuple[str, str]]:
+        """Key and route of the records whose keys end so (with the last 32 digits). As cheap as a get."""
+
+    @abstractmethod
     def rows(self, **equal: str) -> Iterator[Listed]:
         """The rows whose columns have these values (all of them without any), newest first.
 

@@ -26,6 +26,7 @@ _COLUMNS = ", ".join(_NAMES)
 _values = attrgetter(*_NAMES)  # dataclasses.astuple copies deeply, which takes as long as a put
 _GET = "SELECT record FROM plans WHERE id = ? AND key = ? AND route = ?"
 _ROWS = f"SELECT {_COLUMNS}, used, hits, length(record) FROM plans"
+_FAMILY = "id BETWEEN ? AND ?"
 _NEWEST_FIRST = " ORDER BY created DESC, key, route"
 # A stamp that is older than what another process has stamped changes nothing; one from the future is put right.
 _STAMP = "UPDATE plans SET used = iif(used > ?1, ?2, max(used, ?2)), hits = hits + ?3 WHERE id = ?4"
@@ -47,8 +48,6 @@ WHERE plans.record IS ?
 _SPLIT = 64 << 10  # what a change may write beside the record: pages of indexes that split
 # After so many puts everything is looked after, and not only the journal: each put keeps the bound by itself.
 _THOROUGH = 16
-# What makes SQLite read an index from end to end.
-_ANY = {"plans_by_use": "environment >= ''", "plans_without_build": "topology >= '' AND build = ''"}
 
 
 class SqliteStore(Store):
@@ -137,17 +136,24 @@ class SqliteStore(Store):
             for condition, row in where.items()
         )
 
+    def keys(self, end: str) -> list[tuple[str, str]]:
+        with self.database.use() as connection:
+            connection.wait(BUSY)
+            found = connection.execute(f"SELECT key, route FROM plans WHERE {_FAMILY}", _family(end)).fetchall()
+        return [(key, route) for key, route in found if key.endswith(end)]
+
     def rows(self, **equal: str) -> Iterator[Listed]:
         unknown = set(equal) - set(_NAMES)
         if unknown:
             raise TypeError(f"rows have no column {', '.join(sorted(unknown))}")
-        # An empty value is written out: an index of such rows alone is used only where SQLite can see it.
-        where = " AND ".join(f"{name} = ?" if value else f"{name} = ''" for name, value in equal.items())
+        where, values = " AND ".join(f"{name} = ?" for name in equal), list[Any](equal.values())
+        if "key" in equal:  # by the table's own order, instead of looking through all of it
+            where, values = f"{where} AND {_FAMILY}", [*values, *_family(equal["key"])]
         with self.database.use() as connection:
             statement = _ROWS + (f" WHERE {where}" if where else "") + _NEWEST_FIRST
             # All at once: a statement that somebody iterates over keeps every checkpoint off.
             connection.wait(BUSY)
-            found = connection.execute(statement, tuple(filter(None, equal.values()))).fetchall()
+            found = connection.execute(statement, values).fetchall()
         for *values, used, hits, stored in found:
             yield Listed(Row(*values), used, hits, stored)
 
@@ -169,12 +175,13 @@ class SqliteStore(Store):
         try:
             return [number for (number,) in connection.execute("SELECT id FROM plans NOT INDEXED").fetchall()]
         except sqlite3.DatabaseError:
-            # The indexes lie on other pages than the table, and know the rows too.
-            known: set[int] = set()
-            for index in _ANY:
-                with suppress(sqlite3.DatabaseError):
-                    for (number,) in connection.execute(f"SELECT id FROM plans INDEXED BY {index} WHERE {_ANY[index]}"):
-                        known.add(number)
+            # The index lies on other pages than the table, and knows the rows too. The condition makes SQLite read it.
+            known = []
+            with suppress(sqlite3.DatabaseError):
+                for (number,) in connection.execute(
+                    "SELECT id FROM plans INDEXED BY plans_by_use WHERE environment >= ''"
+                ):
+                    known.append(number)
             if not known:
                 raise
             return sorted(known)
@@ -278,8 +285,14 @@ def _size(file: str) -> int:
 
 
 def _number(key: str, route: str) -> int:
-    """The id of a row."""
-    return int.from_bytes(hashlib.sha256(f"{key}.{route}".encode()).digest()[:8], "big") >> 1
+    """The id of a row: those of keys with one ending lie side by side."""
+    return _family(key)[0] | int.from_bytes(hashlib.sha256(f"{key}.{route}".encode()).digest()[:4], "big")
+
+
+def _family(key: str) -> tuple[int, int]:
+    """The lowest and the highest id of keys with this ending, which any string may be."""
+    start = int.from_bytes(hashlib.sha256(key[-32:].encode()).digest()[:4], "big") >> 1 << 32
+    return start, start | 0xFFFFFFFF
 
 
 class _transaction:
