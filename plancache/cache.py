@@ -21,13 +21,14 @@ from typing import Any
 
 from plancache import checking, filling, lookups, misses, stored
 from plancache.cudnn import device as devices
-from plancache.cudnn import environment, frontend, libraries, plans, target
+from plancache.cudnn import environment, frontend, plans, target
 from plancache.cudnn.graph import NotKeyableError
 from plancache.cudnn.graph import labels as labels_of
-from plancache.cudnn.plans import Choice, Request, Route, UnkeptPlanError, UnknownEnvironmentError
+from plancache.cudnn.plans import Choice, Declared, Request, UnkeptPlanError, UnknownEnvironmentError
 from plancache.dynamic import Dynamic, topology_key
-from plancache.errors import BuilderError, PlanCacheError, RecordError, StoreError
+from plancache.errors import BuilderError, PlanCacheError, StoreError
 from plancache.explain import Explanation
+from plancache.finding import Finding
 from plancache.kernels import KernelCache, KernelKey
 from plancache.keys import PlanKey, digest
 from plancache.lookups import Found
@@ -36,17 +37,14 @@ from plancache.nearest import nearest
 from plancache.outcome import Outcome, Reason, Source
 from plancache.store.interface import Store
 from plancache.store.layers import Layers
-from plancache.upkeep import Upkeep
 
 Plan = tuple[int, Mapping[Any, int]]
 _log = logging.getLogger("plancache")
-# A store that took this long to fail (seconds) is not asked again for so long: a job must not wait at every graph.
-_SLOW_FAULT, _REST = 1.0, 60.0
 _open_caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 _outcomes: weakref.WeakKeyDictionary[Any, Outcome] = weakref.WeakKeyDictionary()
 
 
-class PlanCache(Upkeep):
+class PlanCache(Finding):
     """Plans on disk, for any number of processes and threads.
 
     Made by `plancache.open`; a context manager. A fault of the cache itself (locked, full, damaged, not writable)
@@ -56,17 +54,12 @@ class PlanCache(Upkeep):
     def __init__(
         self, layers: Layers, mode: str, serve_ahead_of_time: bool = False, misses: Path | None = None
     ) -> None:
-        super().__init__(layers)
-        self.mode = mode
-        self._serve_ahead_of_time = serve_ahead_of_time or mode == "require-hit"
+        super().__init__(layers, mode, serve_ahead_of_time)
         self._misses_file = misses
         self._misses: deque[Miss] = deque(maxlen=64)
         self._counts: Counter[tuple[Source, Reason]] = Counter()
         self._reasons: set[Reason] = set()
         self._proven: set[str] = set()
-        self._warned: set[str] = set()
-        self._rests_until = 0.0
-        self._lock = threading.Lock()
         self._dynamic = Dynamic(self._kernel_store, layers.locks, self._signing_key)
         _open_caches.add(self)
 
@@ -225,6 +218,16 @@ class PlanCache(Upkeep):
 
     def _request(self, graph: Any, choice: Choice, started: float, builder: str = "") -> Request | Outcome:
         """The request of a graph, or the outcome that says why it has none."""
+        declared = self._declared(graph, choice, started)
+        if isinstance(declared, Outcome):
+            return declared
+        try:
+            return declared.request(graph, choice, builder)
+        except NotKeyableError as error:
+            return lookups.bypassed(Reason.NOT_KEYABLE, str(error), started)
+
+    def _declared(self, graph: Any, choice: Choice, started: float) -> Declared | Outcome:
+        """What of a graph's key is known while it is declared, or the outcome that says why it has none."""
         if not frontend.is_graph(graph):
             raise BuilderError("this is no graph", found=type(graph).__name__, expected="a cudnn.pygraph")
         if frontend.is_planned(graph):
@@ -244,7 +247,7 @@ class PlanCache(Upkeep):
                 return lookups.bypassed(Reason.KERNEL_CACHE, "", started)
             if choice.policy is not None and choice.policy.name == "ALL":
                 return lookups.bypassed(Reason.EVERY_PLAN, "", started)
-            return plans.request(graph, choice, builder)
+            return plans.declare(graph)
         except NotKeyableError as error:
             return lookups.bypassed(Reason.NOT_KEYABLE, str(error), started)
         except UnknownEnvironmentError as error:
@@ -256,72 +259,6 @@ class PlanCache(Upkeep):
         self._first(outcome.reason, outcome.detail)
         plans.run_build(graph, choice)
         return replace(outcome, seconds=time.perf_counter() - started)
-
-    def _routes(self, wanted: Request) -> tuple[Route, ...]:
-        """The routes that a graph takes, the best first."""
-        if wanted.route is Route.DEVICELESS:
-            return Route.DEVICELESS, Route.REPLAY
-        # A deviceless plan runs right with a handle's device, but its kernels can be ten times slower.
-        ahead = (Route.DEVICELESS,) if self._serve_ahead_of_time else ()
-        return Route.NATIVE, Route.REPLAY, *ahead
-
-    def _find(self, wanted: Request) -> Found:
-        """The best usable record: the best route first, within it the nearest layer. Else the first one's reason."""
-        first = None
-        for route in self._routes(wanted):
-            for layer in range(len(self._layers)):
-                found = self._find_in(layer, wanted, route)
-                if found.reason is Reason.FOUND:
-                    self._set_aside(first, wanted)
-                    return found
-                if first is None or (first.reason is Reason.ABSENT and found.reason is not Reason.ABSENT):
-                    first = found
-        assert first is not None
-        return first
-
-    def _find_in(self, layer: int, wanted: Request, route: Route) -> Found:
-        started = time.monotonic()
-        if layer == 0 and started < self._rests_until:
-            return Found(Reason.STORE_FAULT, route, detail="the cache rests after a fault")
-        try:
-            record = self._layers[layer].get(wanted.key.hash, route)
-        except StoreError as error:
-            self._store_fault(error, started, layer)
-            return Found(Reason.STORE_FAULT, route, detail=str(error), layer=layer)
-        if record is None:
-            return Found(Reason.ABSENT, route, layer=layer)
-        try:
-            row, fields = stored.decode(record, wanted.key, route, self._signing_key)
-        except RecordError as error:
-            self._warn(error)
-            return Found(Reason.DAMAGED, route, record, detail=str(error), layer=layer)
-        if row.driver > wanted.device.driver:
-            return Found(Reason.NEWER_DRIVER, route, detail=f"{row.driver} > {wanted.device.driver}", layer=layer)
-        if row.frontend > libraries.frontend_version():
-            return Found(Reason.NEWER_FRONTEND, route, detail=f"{row.frontend}", layer=layer)
-        return Found(Reason.FOUND, route, record, fields, layer=layer)
-
-    def _set_aside(self, unfit: Found | None, wanted: Request) -> None:
-        """Remove a damaged record of the writable cache that another layer stands in for: no build would replace it."""
-        if unfit is None or unfit.reason is not Reason.DAMAGED or unfit.layer > 0 or not self._writes():
-            return
-        with suppress(StoreError):
-            self._layers.top.discard(wanted.key.hash, unfit.route, unfit.record)
-
-    def _serve(self, wanted: Request) -> Found:
-        """Find and load; the graph is changed only if the reason is FOUND."""
-        found = self._find(wanted)
-        if found.fields is None:
-            return found
-        try:
-            plans.load(wanted, found.route, found.fields["plan"], found.fields["blob"])
-        except PlanCacheError:
-            raise
-        except Exception as error:
-            if plans.is_refusal(error):
-                return replace(found, reason=Reason.REFUSED, fields=None, detail=str(error))
-            return replace(found, reason=Reason.FAULT, record=None, fields=None, detail=str(error))
-        return found
 
     def kernel_cache(self, what: Any, handle: Any = None) -> KernelCache:
         """A kernel cache that is kept on disk, loaded with what is there, for graphs with dynamic shapes.
@@ -425,16 +362,6 @@ class PlanCache(Upkeep):
         outcome = lookups.outcome(Source.BUILT, found, wanted.key, started)
         return replace(outcome, stored=written, route=wanted.route.value)
 
-    def _writes(self) -> bool:
-        """Whether plans are stored: the mode says so, and the directory lets us."""
-        if self.mode not in ("read-write", "check") or time.monotonic() < self._rests_until:
-            return False
-        try:
-            return not self._layers.top.read_only
-        except StoreError as error:
-            self._warn(error)
-            return False
-
     def _put(self, wanted: Request, built: plans.BuiltPlan, replaces: bytes | None) -> bool:
         started = time.monotonic()
         try:
@@ -451,12 +378,6 @@ class PlanCache(Upkeep):
             self._layers.top.maintain(thorough=False)
         except StoreError as error:
             self._warn(error)
-
-    def _store_fault(self, error: StoreError, started: float, layer: int = 0) -> None:
-        """Warn; and where the fault took long (a lock that somebody holds), leave the cache alone for a while."""
-        self._warn(error)
-        if layer == 0 and time.monotonic() - started > _SLOW_FAULT:
-            self._rests_until = time.monotonic() + _REST
 
     def _missed(self, wanted: Request, found: Found) -> None:
         """Keep what is needed to explain the miss later, and say so the first time a reason comes up."""
@@ -475,14 +396,6 @@ class PlanCache(Upkeep):
                 return
             self._reasons.add(reason)
         _log.info("first plan that is not served because: %s (%s)", reason, detail)
-
-    def _warn(self, error: PlanCacheError) -> None:
-        """One line a kind and cache: to the log, since a warning turned into an error would stop the job."""
-        with self._lock:
-            if error.what in self._warned:
-                return
-            self._warned.add(error.what)
-        _log.warning("%s (graphs are built as if there were no cache; said once)", error)
 
     def _noted(self, graph: Any, outcome: Outcome) -> Outcome:
         _outcomes[graph] = outcome

@@ -78,6 +78,7 @@ class BuildSpec:
         policy: `HEURISTICS_CHOICE` or `ALL`.
         deselected_engines: name parts given to `deselect_engines`.
         workspace_limit: bytes, as given to `deselect_workspace_greater_than`.
+        late_workspace_limit: whether it was set after `validate()`; before, it does not reach the backend.
         notes: the note filters in order, each (kind, note, keep).
         engine: the engine of an explicit plan; the heuristics are then not asked.
         knobs: its knobs, each (name, value).
@@ -87,6 +88,7 @@ class BuildSpec:
     policy: str = "HEURISTICS_CHOICE"
     deselected_engines: Sequence[str] = ()
     workspace_limit: int | None = None
+    late_workspace_limit: bool = False
     notes: Sequence[tuple[str, str, bool]] = ()
     engine: int | None = None
     knobs: Sequence[tuple[str, int]] = ()
@@ -98,6 +100,7 @@ class BuildSpec:
             "policy": self.policy,
             "deselected_engines": sorted(self.deselected_engines),
             "workspace_limit": self.workspace_limit,
+            "late_workspace_limit": self.late_workspace_limit,
             "notes": [list(note) for note in self.notes],
             "engine": self.engine,
             "knobs": [list(knob) for knob in sorted(self.knobs)],

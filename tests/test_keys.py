@@ -12,7 +12,7 @@ from tests import graphs
 
 @pytest.fixture
 def key(targeted):
-    return lambda graph: plans.request(graph, plans.Choice()).key
+    return lambda graph: plans.declare(graph).request(graph, plans.Choice()).key
 
 
 KEY = """

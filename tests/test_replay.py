@@ -82,7 +82,7 @@ def test_the_deviceless_plan_is_taken_before_the_replay(filled, targeted):
 def test_a_document_that_cudnn_does_not_take_is_a_miss_that_leaves_the_graph_as_it_was(replays, monkeypatch):
     monkeypatch.setattr(plans, "replay", plans.replay)
     graph, (a, _, c) = graphs.matmul()
-    wanted = plans.request(graph, plans.Choice())
+    wanted = plans.declare(graph).request(graph, plans.Choice())
     (listed,) = replays.rows(key=wanted.key.hash)
     from plancache import stored
 

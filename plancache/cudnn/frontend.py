@@ -129,6 +129,10 @@ class Snapshot:
         self._attributes = {name: _copied(value) for name, value in vars(graph).items()}
         self._tensors = [(tensor, tensor.dim, tensor.stride, tensor.data_type) for tensor in tensors(graph).values()]
 
+    def value(self, name: str) -> Any:
+        """An attribute as it was."""
+        return self._attributes[name]
+
     def restore(self, graph: Any) -> None:
         """Bring the graph back to this state. Attributes that the caller has put on it since stay where they are."""
         for name in (*self._attributes, "execute_plan_at_index"):
@@ -275,17 +279,6 @@ class LoadedPlan:
             for name, place in _HANDLE_AT.items():
                 setattr(self, name, _with_handle(getattr(container, name), place, handle))
 
-    def infer(self, inferred: Sequence[Sequence[Any]]) -> None:
-        """Write the stored results of inference into the graph's tensors: (uid, dim, stride, data type)."""
-        graph = self._graph()
-        types = cudnn().data_type
-        by_uid = tensors(graph)
-        for uid, dim, stride, data_type in inferred:
-            tensor = by_uid[uid]
-            tensor.dim, tensor.stride = tuple(dim), tuple(stride)
-            if data_type is not None:
-                tensor.data_type = getattr(types, data_type)
-
     # What the frontend asks by index. -1 is the served plan; any other one is not here.
 
     def get_plan_name_at_index(self, index: int) -> str:
@@ -404,7 +397,7 @@ def serve(
         handle: the raw handle to launch with where the caller gives none, for a container that has none.
     """
     loaded = LoadedPlan(graph, container, plans, plan_again, handle)
-    loaded.infer(inferred)
+    _infer(graph, inferred)
     graph._plans = [_config(plan, index == plans.selected) for index, plan in enumerate(plans.plans)]
     graph._planning_done = graph._is_validated = graph._is_built = True
     graph._cpp_bog_done = graph._cpp_plans_created = True
@@ -413,6 +406,52 @@ def serve(
     graph._lowered_graph = loaded
     # The frontend hands the index to C++ on its way to the kernel, where only the candidate is known.
     graph.execute_plan_at_index = _ExecutePlanAtIndex(loaded, plans.selected)
+
+
+def _infer(graph: Any, inferred: Sequence[Sequence[Any]]) -> None:
+    """Write stored results of inference into a graph's tensors: (uid, dim, stride, data type)."""
+    types, by_uid = cudnn().data_type, tensors(graph)
+    for uid, dim, stride, data_type in inferred:
+        tensor = by_uid[uid]
+        tensor.dim, tensor.stride = tuple(dim), tuple(stride)
+        if data_type is not None:
+            tensor.data_type = getattr(types, data_type)
+
+
+def put_off(graph: Any, stand_in: Any, inferred: Sequence[Sequence[Any]]) -> None:
+    """Make a declared graph pass for a validated one, with `stand_in` for the lowered graph that it lacks."""
+    _infer(graph, inferred)
+    graph._freeze()
+    graph._is_validated = True
+    graph._lowered_graph = stand_in
+
+
+def take_back(graph: Any, declared: Snapshot) -> None:
+    """Undo `put_off`, but keep the filters that were set meanwhile."""
+    kept = {name: _copied(getattr(graph, name)) for name in _FILTERS}
+    declared.restore(graph)
+    vars(graph).update(kept)
+
+
+def clear_filters(graph: Any, declared: Snapshot) -> None:
+    """Set the filters back to what they were when the graph was declared."""
+    for name in _FILTERS:
+        setattr(graph, name, _copied(declared.value(name)))
+
+
+def unselect(graph: Any) -> None:
+    """Make a served graph pass for one that was planned and has not been built yet."""
+    graph._is_built = False
+
+
+def is_pinned(graph: Any) -> bool:
+    """Whether the caller chose a plan of the list by its index."""
+    return bool(graph._plan_pinned)
+
+
+def validates_by_itself(graph: Any) -> bool:
+    """Whether `validate()` leaves the graph unlowered and open to changes, since a Python engine may take it."""
+    return graph._python_native_validator() is not None
 
 
 def _config(plan: Plan, selected: bool) -> Any:

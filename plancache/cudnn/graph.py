@@ -53,7 +53,13 @@ def document(graph: Any, device: Device) -> Document:
         raise NotKeyableError(str(error)) from error
 
 
-def build_spec(graph: Any, heuristics: Any, policy: Any, plan: tuple[int, Mapping[Any, int]] | None) -> BuildSpec:
+def build_spec(
+    graph: Any,
+    heuristics: Any,
+    policy: Any,
+    plan: tuple[int, Mapping[Any, int]] | None,
+    late_workspace_limit: bool = False,
+) -> BuildSpec:
     """How the plan of `graph` will be chosen. `heuristics` None is the frontend's default list."""
     modes = heuristics if heuristics else _default_modes()
     engine, knobs = plan or (None, {})
@@ -63,6 +69,7 @@ def build_spec(graph: Any, heuristics: Any, policy: Any, plan: tuple[int, Mappin
         policy="HEURISTICS_CHOICE" if policy is None else policy.name,
         deselected_engines=filters.deselected_engines,
         workspace_limit=filters.workspace_limit,
+        late_workspace_limit=late_workspace_limit and filters.workspace_limit is not None,
         notes=tuple((kind, note.name, keep) for kind, note, keep in filters.notes),
         engine=engine,
         knobs=tuple((knob.name, int(value)) for knob, value in knobs.items()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -13,6 +13,7 @@ from plancache.cudnn import device as devices
 from plancache.cudnn import environment, frontend, graph, kernel_cache, libraries, rebuild
 from plancache.cudnn.device import Device
 from plancache.cudnn.kernel_cache import Tracked
+from plancache.cudnn.unhooked import unhooked
 from plancache.errors import BuilderError, DeviceError, LibraryError
 from plancache.keys import PlanKey
 
@@ -61,7 +62,8 @@ def _listed(heuristics: Any) -> list[Any]:
 class Request:
     """A declared graph, how its plan is to be chosen, and the key of the plan that this gives.
 
-    `builder` names the function that declared it, for listings; no part of the key.
+    `builder` names the function that declared it, for listings; no part of the key. `run` builds the graph, in place
+    of `run_build`, from the state that it is in; `before` is its `declared_tensors` where it is validated already.
     """
 
     graph: Any
@@ -70,6 +72,8 @@ class Request:
     device: Device
     choice: Choice
     builder: str = ""
+    run: Callable[[Any], None] | None = None
+    before: Mapping[int, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class BuiltPlan:
     inferred: list[list[Any]]
     blob: bytes
     seconds: float
+    validates_by_itself: bool = False
 
 
 class UnkeptPlanError(Exception):
@@ -94,8 +99,36 @@ class UnknownEnvironmentError(Exception):
     """The device or the libraries could not be identified: neither store nor match."""
 
 
-def request(declared: Any, choice: Choice, builder: str = "") -> Request:
-    """The request of a declared graph.
+@dataclass(frozen=True)
+class Declared:
+    """A graph as it was declared: what of its key does not depend on how its plan is chosen."""
+
+    document: Mapping[str, Any]
+    route: Route
+    device: Device
+    libraries: Mapping[str, Any]
+
+    def request(self, declared: Any, choice: Choice, builder: str = "", late_workspace_limit: bool = False) -> Request:
+        """The request of the graph with the filters that it has now.
+
+        Args:
+            declared: the graph, in whatever state it is by now.
+            late_workspace_limit: whether a limit was set after `validate()`; one that is set before does not reach the
+                backend (frontend 1.32), so that other plans come of it.
+
+        Raises:
+            NotKeyableError: a value has no exact encoding.
+        """
+        spec = graph.build_spec(declared, choice.heuristics, choice.policy, choice.plan, late_workspace_limit)
+        try:
+            key = PlanKey.of(self.document, self.device.document, self.libraries, spec.document())
+        except (TypeError, ValueError, OverflowError) as error:  # a scalar that msgpack does not write exactly
+            raise graph.NotKeyableError(str(error)) from error
+        return Request(declared, key, self.route, self.device, choice, builder)
+
+
+def declare(declared: Any) -> Declared:
+    """What a declared graph is.
 
     Raises:
         NotKeyableError: the graph holds a value that has no exact encoding.
@@ -107,13 +140,7 @@ def request(declared: Any, choice: Choice, builder: str = "") -> Request:
         libraries = environment.document()
     except (LibraryError, OSError) as error:
         raise UnknownEnvironmentError(str(error)) from error
-    spec = graph.build_spec(declared, choice.heuristics, choice.policy, choice.plan)
-    document = graph.document(declared, device)
-    try:
-        key = PlanKey.of(document, device.document, libraries, spec.document())
-    except (TypeError, ValueError, OverflowError) as error:  # a scalar of a kind that msgpack does not write exactly
-        raise graph.NotKeyableError(str(error)) from error
-    return Request(declared, key, route, device, choice, builder)
+    return Declared(graph.document(declared, device), route, device, libraries)
 
 
 def _device_of(declared: Any) -> tuple[Route, Device]:
@@ -132,27 +159,30 @@ def _device_of(declared: Any) -> tuple[Route, Device]:
 
 def run_build(declared: Any, choice: Choice) -> None:
     """Build as the caller would have; whatever the frontend raises is the caller's."""
-    if choice.policy is None and choice.plan is None:
-        declared.build(choice.heuristics)
-        return
-    run_planning(declared, choice)
-    run_compilation(declared, choice)
+    with unhooked():
+        if choice.policy is None and choice.plan is None:
+            declared.build(choice.heuristics)
+            return
+        run_planning(declared, choice)
+        run_compilation(declared, choice)
 
 
 def run_planning(declared: Any, choice: Choice) -> None:
     """Every stage of a build but the one that compiles."""
-    declared.validate()
-    declared.build_operation_graph()
-    if choice.plan is None:
-        declared.create_execution_plans(choice.heuristics)
-    else:
-        declared.create_execution_plan(choice.plan[0], dict(choice.plan[1]))
-    declared.check_support()
+    with unhooked():
+        declared.validate()
+        declared.build_operation_graph()
+        if choice.plan is None:
+            declared.create_execution_plans(choice.heuristics)
+        else:
+            declared.create_execution_plan(choice.plan[0], dict(choice.plan[1]))
+        declared.check_support()
 
 
 def run_compilation(declared: Any, choice: Choice) -> None:
     """The stage of a build that compiles."""
-    declared.build_plans(*(() if choice.policy is None else (choice.policy,)))
+    with unhooked():
+        declared.build_plans(*(() if choice.policy is None else (choice.policy,)))
 
 
 def build(wanted: Request) -> BuiltPlan:
@@ -162,10 +192,15 @@ def build(wanted: Request) -> BuiltPlan:
         UnkeptPlanError: the graph was built, and its plan is of a kind that is not kept or cannot be read.
         And whatever the frontend raises while building: that is the caller's.
     """
-    before = declared_tensors(wanted.graph)
+    before = declared_tensors(wanted.graph) if wanted.before is None else wanted.before
     started = time.perf_counter()
-    run_build(wanted.graph, wanted.choice)
+    _run(wanted)(wanted.graph)
     return taken(wanted.graph, before, time.perf_counter() - started)
+
+
+def _run(wanted: Request) -> Callable[[Any], None]:
+    choice = wanted.choice
+    return wanted.run if wanted.run is not None else lambda declared: run_build(declared, choice)
 
 
 def declared_tensors(declared: Any) -> dict[int, Any]:
@@ -189,7 +224,8 @@ def taken(built: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
     try:
         after = declared_tensors(built)
         inferred = [[uid, *now] for uid, now in after.items() if now != before.get(uid)]
-        return BuiltPlan(frontend.plan_list(built), inferred, built.serialize(as_bytes=True), seconds)
+        by_itself = frontend.validates_by_itself(built)
+        return BuiltPlan(frontend.plan_list(built), inferred, built.serialize(as_bytes=True), seconds, by_itself)
     except Exception as error:  # the graph is ready; what went wrong is only the keeping
         raise UnkeptPlanError("unreadable", f"{type(error).__name__}: {error}") from error
 
@@ -257,13 +293,12 @@ def load(wanted: Request, route: Route, plan: Mapping[str, Any], blob: bytes) ->
         return
     described = wanted.device.native if route is Route.DEVICELESS else None
     container = frontend.load(wanted.graph, blob, described)
-    choice = wanted.choice
     frontend.serve(
         wanted.graph,
         container,
         _plan_list(plan),
         plan["inferred"],
-        lambda again: run_build(again, choice),
+        _run(wanted),
         # The caller's graph has a handle of its own, which a deviceless container lacks.
         frontend.backend_handle(wanted.graph) if route is not wanted.route else None,
     )
@@ -296,6 +331,7 @@ def described(plan: BuiltPlan) -> dict[str, Any]:
         "selected": plan.plans.selected,
         "inferred": plan.inferred,
         "seconds": plan.seconds,
+        "validates_by_itself": plan.validates_by_itself,
     }
 
 

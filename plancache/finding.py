@@ -1,0 +1,124 @@
+"""Finding a plan: routes and layers in their order, faults of the store, and loading what was found."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from plancache import stored
+from plancache.cudnn import libraries, plans
+from plancache.cudnn.plans import Request, Route
+from plancache.errors import PlanCacheError, RecordError, StoreError
+from plancache.lookups import Found
+from plancache.outcome import Reason
+from plancache.store.layers import Layers
+from plancache.upkeep import Upkeep
+
+_log = logging.getLogger("plancache")
+# A store that took this long to fail (seconds) is not asked again for so long: a job must not wait at every graph.
+_SLOW_FAULT, _REST = 1.0, 60.0
+
+
+class Finding(Upkeep):
+    """The part of `PlanCache` that reads."""
+
+    def __init__(self, layers: Layers, mode: str, serve_ahead_of_time: bool) -> None:
+        super().__init__(layers)
+        self.mode = mode
+        self._serve_ahead_of_time = serve_ahead_of_time or mode == "require-hit"
+        self._warned: set[str] = set()
+        self._rests_until = 0.0
+        self._lock = threading.Lock()
+
+    def _routes(self, wanted: Request) -> tuple[Route, ...]:
+        """The routes that a graph takes, the best first."""
+        if wanted.route is Route.DEVICELESS:
+            return Route.DEVICELESS, Route.REPLAY
+        # A deviceless plan runs right with a handle's device, but its kernels can be ten times slower.
+        ahead = (Route.DEVICELESS,) if self._serve_ahead_of_time else ()
+        return Route.NATIVE, Route.REPLAY, *ahead
+
+    def _find(self, wanted: Request) -> Found:
+        """The best usable record: the best route first, within it the nearest layer. Else the first one's reason."""
+        first = None
+        for route in self._routes(wanted):
+            for layer in range(len(self._layers)):
+                found = self._find_in(layer, wanted, route)
+                if found.reason is Reason.FOUND:
+                    self._set_aside(first, wanted)
+                    return found
+                if first is None or (first.reason is Reason.ABSENT and found.reason is not Reason.ABSENT):
+                    first = found
+        assert first is not None
+        return first
+
+    def _find_in(self, layer: int, wanted: Request, route: Route) -> Found:
+        started = time.monotonic()
+        if layer == 0 and started < self._rests_until:
+            return Found(Reason.STORE_FAULT, route, detail="the cache rests after a fault")
+        try:
+            record = self._layers[layer].get(wanted.key.hash, route)
+        except StoreError as error:
+            self._store_fault(error, started, layer)
+            return Found(Reason.STORE_FAULT, route, detail=str(error), layer=layer)
+        if record is None:
+            return Found(Reason.ABSENT, route, layer=layer)
+        try:
+            row, fields = stored.decode(record, wanted.key, route, self._signing_key)
+        except RecordError as error:
+            self._warn(error)
+            return Found(Reason.DAMAGED, route, record, detail=str(error), layer=layer)
+        if row.driver > wanted.device.driver:
+            return Found(Reason.NEWER_DRIVER, route, detail=f"{row.driver} > {wanted.device.driver}", layer=layer)
+        if row.frontend > libraries.frontend_version():
+            return Found(Reason.NEWER_FRONTEND, route, detail=f"{row.frontend}", layer=layer)
+        return Found(Reason.FOUND, route, record, fields, layer=layer)
+
+    def _set_aside(self, unfit: Found | None, wanted: Request) -> None:
+        """Remove a damaged record of the writable cache that another layer stands in for: no build would replace it."""
+        if unfit is None or unfit.reason is not Reason.DAMAGED or unfit.layer > 0 or not self._writes():
+            return
+        with suppress(StoreError):
+            self._layers.top.discard(wanted.key.hash, unfit.route, unfit.record)
+
+    def _serve(self, wanted: Request) -> Found:
+        """Find and load; the graph is changed only if the reason is FOUND."""
+        found = self._find(wanted)
+        if found.fields is None:
+            return found
+        try:
+            plans.load(wanted, found.route, found.fields["plan"], found.fields["blob"])
+        except PlanCacheError:
+            raise
+        except Exception as error:
+            if plans.is_refusal(error):
+                return replace(found, reason=Reason.REFUSED, fields=None, detail=str(error))
+            return replace(found, reason=Reason.FAULT, record=None, fields=None, detail=str(error))
+        return found
+
+    def _writes(self) -> bool:
+        """Whether plans are stored: the mode says so, and the directory lets us."""
+        if self.mode not in ("read-write", "check") or time.monotonic() < self._rests_until:
+            return False
+        try:
+            return not self._layers.top.read_only
+        except StoreError as error:
+            self._warn(error)
+            return False
+
+    def _store_fault(self, error: StoreError, started: float, layer: int = 0) -> None:
+        """Warn; and where the fault took long (a lock that somebody holds), leave the cache alone for a while."""
+        self._warn(error)
+        if layer == 0 and time.monotonic() - started > _SLOW_FAULT:
+            self._rests_until = time.monotonic() + _REST
+
+    def _warn(self, error: PlanCacheError) -> None:
+        """One line a kind and cache: to the log, since a warning turned into an error would stop the job."""
+        with self._lock:
+            if error.what in self._warned:
+                return
+            self._warned.add(error.what)
+        _log.warning("%s (graphs are built as if there were no cache; said once)", error)
