@@ -60,7 +60,7 @@ class PlanCache(Finding):
         self._counts: Counter[tuple[Source, Reason]] = Counter()
         self._reasons: set[Reason] = set()
         self._proven: set[str] = set()
-        self._dynamic = Dynamic(self._kernel_store, layers.locks, self._signing_key)
+        self._dynamic = Dynamic(self._kernel_stores, layers.locks, self._signing_key, self._writes, self._warn)
         _open_caches.add(self)
 
     def build(
@@ -98,10 +98,12 @@ class PlanCache(Finding):
             return self._noted(graph, self._bypass(graph, choice, wanted, started))
         if self.mode == "check" and checking.is_first_hit(self, wanted):
             return self._noted(graph, checking.check(self, wanted, started))
-        found = self._serve(wanted)
+        # What the caller's own kernel cache is for goes through it, and is not loaded past it.
+        own = frontend.arguments(graph).get("kernel_cache") is not None
+        found = Found(Reason.ABSENT, wanted.route) if own else self._serve(wanted)
         if found.reason is Reason.FOUND:
             return self._noted(graph, lookups.outcome(lookups.source(found), found, wanted.key, started))
-        if frontend.is_dynamic(graph):
+        if own or frontend.is_dynamic(graph):
             return self._noted(graph, self._build_dynamic(wanted, found, started))
         self._missed(wanted, found)
         if self.mode == "require-hit":
@@ -279,33 +281,39 @@ class PlanCache(Finding):
             device = devices.device(handle) if handle is not None else target.current() or devices.device(None)
             key = KernelKey(digest({"name": what}), device, digest(environment.document()), what)
         else:
-            wanted = self._request(what, Choice(), time.perf_counter())
-            if isinstance(wanted, Outcome):
-                raise BuilderError(f"this graph has no key: {wanted.reason}", found=wanted.detail or None)
-            key = topology_key(wanted)
-        return self._dynamic.open(key, not self._writes())
+            try:
+                key = topology_key(plans.declare(what).request(what, Choice()))
+            except (NotKeyableError, UnknownEnvironmentError) as error:
+                raise BuilderError("this graph has no key", found=str(error)) from error
+        return self._dynamic.open(key)
 
-    def _kernel_store(self) -> Store | None:
-        try:
-            return self._layers.top
-        except StoreError as error:
-            self._warn(error)
-            return None
+    def _kernel_stores(self) -> list[Store]:
+        """The layers that can be opened. Where the writable one is not among them, nothing is written."""
+        opened: list[Store] = []
+        for layer in range(len(self._layers) if self.mode != "off" else 0):
+            try:
+                opened.append(self._layers[layer])
+            except StoreError as error:
+                self._warn(error)
+        return opened
 
     def _build_dynamic(self, wanted: Request, found: Found, started: float) -> Outcome:
         """Build with the kernel cache that the graph has, or with its topology's; compile what is not in it."""
         own = frontend.arguments(wanted.graph).get("kernel_cache")
         kernels = None if own is None else self._dynamic.of_native(own)
         if kernels is None:
-            kernels = self._dynamic.shared(topology_key(wanted), not self._writes())
-        if self.mode == "require-hit" and not kernels.kernels:
+            kernels = self._dynamic.shared(topology_key(wanted))
+        elif kernels.from_topology and kernels.key.hash != topology_key(wanted).hash:
+            raise BuilderError(
+                "the graph's kernel cache is another topology's",
+                found=kernels.key.label,
+                expected=topology_key(wanted).label,
+                todo="Open one with cache.kernel_cache(graph), or one with a name of your own.",
+            )
+        if self.mode == "require-hit" and not kernels.loaded:
             raise lookups.miss_error(found.reason, "no kernels for this topology", wanted.key)
         from_disk, before = kernels.loaded, plans.declared_tensors(wanted.graph)
-        try:
-            built = self._dynamic.build(wanted, kernels, attach=own is None)
-        except StoreError as error:
-            self._warn(error)  # new kernels could not be written; the graph is ready
-            return replace(lookups.outcome(Source.BUILT, found, wanted.key, started), route="kernels")
+        built = self._dynamic.build(wanted, kernels, attach=own is None)
         if built.compiled:
             self._missed(wanted, found)
             if self.mode == "require-hit":
@@ -317,6 +325,8 @@ class PlanCache(Finding):
         # A graph that holds a kernel cache of the caller's goes through that one always; any other's own plan spares
         # the next process the heuristics, whose library takes half a second to load (measured).
         stored = own is None and self._writes() and self._keep(wanted, found, before, built.seconds)
+        if stored or built.written:
+            self._maintain()
         return replace(outcome, route="kernels", stored=stored or built.written > 0)
 
     def _keep(self, wanted: Request, found: Found, before: Mapping[int, Any], seconds: float) -> bool:

@@ -68,7 +68,11 @@ class StoreError(PlanCacheError):
 
 
 class RecordError(PlanCacheError):
-    """A stored record is damaged, or is not the record that was asked for. To a lookup it is a miss, never raised."""
+    """A stored record that is not what it says. With `foreign`, it may be good for whoever has its key or version."""
+
+    def __init__(self, what: str, *, foreign: bool = False, **facts: Any) -> None:
+        super().__init__(what, **facts)
+        self.foreign = foreign
 
 
 class MissError(PlanCacheError):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from plancache import lookups
 from plancache.cudnn import frontend, libraries, plans
 from plancache.cudnn.plans import Choice, Request, Route, UnkeptPlanError
+from plancache.errors import StoreError
 from plancache.outcome import Outcome, Reason, Source
 
 if TYPE_CHECKING:
@@ -23,14 +26,28 @@ def fill(cache: PlanCache, graph: Any, choice: Choice, builder: str) -> dict[str
     started = time.perf_counter()
     wanted = cache._request(graph, choice, started, builder)
     if isinstance(wanted, Outcome) or frontend.is_dynamic(graph) or not cache._writes():
+        made = cache.build(graph, choice.heuristics, choice.policy, choice.plan, builder)
+        return {made.route or "none": made}
+    outcome: Outcome | None = None
+    with _turn(cache, wanted):
+        own = cache._find_in(0, wanted, wanted.route)
+        if own.reason is not Reason.FOUND:  # build() would be content with another route's
+            outcome = cache._noted(graph, cache._build_now(wanted, own, started))
+        outcomes = _replay(cache, wanted, started)
+    if outcome is None:  # outside, since it takes a turn of its own if cuDNN refuses what is there
         outcome = cache.build(graph, choice.heuristics, choice.policy, choice.plan, builder)
-        return {outcome.route or "none": outcome}
-    own = cache._find_in(0, wanted, wanted.route)
-    if own.reason is Reason.FOUND:
-        outcome = cache.build(graph, choice.heuristics, choice.policy, choice.plan, builder)
-    else:  # build() would be content with another route's
-        outcome = cache._noted(graph, cache._build_now(wanted, own, started))
-    return {outcome.route or "none": outcome} | _replay(cache, wanted, started)
+    cache._maintain()
+    return {outcome.route or "none": outcome} | outcomes
+
+
+@contextmanager
+def _turn(cache: PlanCache, wanted: Request) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(cache._layers.locks().turn(wanted.key.hash, lambda: False))
+        except StoreError as error:
+            cache._warn(error)
+        yield
 
 
 def _replay(cache: PlanCache, wanted: Request, started: float) -> dict[str, Outcome]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -41,17 +42,20 @@ class Finding(Upkeep):
         ahead = (Route.DEVICELESS,) if self._serve_ahead_of_time else ()
         return Route.NATIVE, Route.REPLAY, *ahead
 
-    def _find(self, wanted: Request) -> Found:
-        """The best usable record: the best route first, within it the nearest layer. Else the first one's reason."""
-        first = None
+    def _candidates(self, wanted: Request) -> Iterator[Found]:
+        """Every record of the key: the best route first, within it the nearest layer; also those that are of no use."""
         for route in self._routes(wanted):
             for layer in range(len(self._layers)):
-                found = self._find_in(layer, wanted, route)
-                if found.reason is Reason.FOUND:
-                    self._set_aside(first, wanted)
-                    return found
-                if first is None or (first.reason is Reason.ABSENT and found.reason is not Reason.ABSENT):
-                    first = found
+                yield self._find_in(layer, wanted, route)
+
+    def _find(self, wanted: Request) -> Found:
+        """The best usable record; else what is wrong with the first that there is."""
+        first = None
+        for found in self._candidates(wanted):
+            if found.reason is Reason.FOUND:
+                self._set_aside(first, wanted)
+                return found
+            first = _more_telling(first, found)
         assert first is not None
         return first
 
@@ -70,6 +74,8 @@ class Finding(Upkeep):
             row, fields = stored.decode(record, wanted.key, route, self._signing_key)
         except RecordError as error:
             self._warn(error)
+            if error.foreign:  # good for others: neither replaced nor removed
+                return Found(Reason.FOREIGN, route, detail=str(error), layer=layer)
             return Found(Reason.DAMAGED, route, record, detail=str(error), layer=layer)
         if row.driver > wanted.device.driver:
             return Found(Reason.NEWER_DRIVER, route, detail=f"{row.driver} > {wanted.device.driver}", layer=layer)
@@ -86,18 +92,16 @@ class Finding(Upkeep):
 
     def _serve(self, wanted: Request) -> Found:
         """Find and load; the graph is changed only if the reason is FOUND."""
-        found = self._find(wanted)
-        if found.fields is None:
-            return found
-        try:
-            plans.load(wanted, found.route, found.fields["plan"], found.fields["blob"])
-        except PlanCacheError:
-            raise
-        except Exception as error:
-            if plans.is_refusal(error):
-                return replace(found, reason=Reason.REFUSED, fields=None, detail=str(error))
-            return replace(found, reason=Reason.FAULT, record=None, fields=None, detail=str(error))
-        return found
+        first = None
+        for found in self._candidates(wanted):
+            if found.reason is Reason.FOUND:
+                found = _loaded(wanted, found)
+                if found.reason is Reason.FOUND:
+                    self._set_aside(first, wanted)
+                    return found
+            first = _more_telling(first, found)
+        assert first is not None
+        return first
 
     def _writes(self) -> bool:
         """Whether plans are stored: the mode says so, and the directory lets us."""
@@ -122,3 +126,20 @@ class Finding(Upkeep):
                 return
             self._warned.add(error.what)
         _log.warning("%s (graphs are built as if there were no cache; said once)", error)
+
+
+def _more_telling(first: Found | None, found: Found) -> Found:
+    return found if first is None or (first.reason is Reason.ABSENT and found.reason is not Reason.ABSENT) else first
+
+
+def _loaded(wanted: Request, found: Found) -> Found:
+    assert found.fields is not None
+    try:
+        plans.load(wanted, found.route, found.fields["plan"], found.fields["blob"])
+    except PlanCacheError:
+        raise
+    except Exception as error:
+        if plans.is_refusal(error):
+            return replace(found, reason=Reason.REFUSED, fields=None, detail=str(error))
+        return replace(found, reason=Reason.FAULT, record=None, fields=None, detail=str(error))
+    return found

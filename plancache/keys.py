@@ -111,9 +111,10 @@ def topology(graph: Document) -> Document:
     """A graph document without its sizes: what graphs of one kind have in common, whatever their shapes.
 
     Of each tensor's shape and strides stay the rank, which sizes are 1, and the order of the strides; types and
-    every parameter stay as they are.
+    every parameter stay as they are. That it was given a kernel cache makes no difference: it is given its topology's.
     """
-    return {**graph, "tensors": [_shapeless(tensor) for tensor in graph["tensors"]]}
+    arguments = {name: value for name, value in graph["arguments"].items() if name != "kernel_cache"}
+    return {**graph, "arguments": arguments, "tensors": [_shapeless(tensor) for tensor in graph["tensors"]]}
 
 
 def _shapeless(tensor: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     KERNELS = "the kernel cache of its topology had its kernel"
     ABSENT = "no entry"
     DAMAGED = "the stored record is damaged"
+    FOREIGN = "the stored record cannot be checked here: it is signed, or of another version"
     REFUSED = "cuDNN refused the stored plan"
     FAULT = "loading failed for a reason that is not the plan's"
     NEWER_DRIVER = "the stored plan is for a newer driver"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from plancache import stored
-from plancache.errors import StoreError
+from plancache.cudnn import kernel_cache
+from plancache.cudnn.kernel_cache import Kernel
+from plancache.errors import RecordError, StoreError
 from plancache.store import bundle, eviction, records
 from plancache.store.bundle import Counts
 from plancache.store.interface import Listed, Row, Store
@@ -51,18 +52,19 @@ class Upkeep:
         record = self.store.get(row.key, row.route, use=False)
         return None if record is None else stored.documents(records.decode(record, self._signing_key)[1])
 
-    def kernel_shapes(self, row: Row) -> list[tuple[list[int], list[int]]]:
-        """Dim and stride of each operand that a stored kernel was compiled for; empty if it is gone.
+    def kernel(self, row: Row) -> Kernel | None:
+        """A stored kernel, with its knobs and the operands that it was compiled for; None if it cannot be told.
 
         Raises:
-            RecordError: the record is damaged.
             StoreError: the cache cannot be read.
         """
         record = self.store.get(row.key, row.route, use=False)
-        if record is None:
-            return []
-        shapes: list[tuple[list[int], list[int]]] = json.loads(records.decode(record, self._signing_key)[1]["shape"])
-        return shapes
+        try:
+            return (
+                None if record is None else kernel_cache.kernel(records.decode(record, self._signing_key)[1]["kernel"])
+            )
+        except (RecordError, ValueError, KeyError, TypeError):  # damaged, or a document that is kept whole
+            return None
 
     def verify(self, repair: bool = False, progress: Callable[[], None] = lambda: None) -> Report:
         """Check every record; with `repair`, remove bad ones and keep what is good of a damaged database.

@@ -378,3 +378,26 @@ def test_a_damaged_database_that_was_set_aside_counts_to_the_bound(tmp_path):
         aside.add(len(list(directory.glob("damaged-*.sqlite3"))))
     assert aside == {1, 0}, "it is kept for as long as there is room for it"
     store.close()
+
+
+def test_a_bound_that_was_lowered_far_is_reached_bit_by_bit_and_the_journal_stays_short(tmp_path):
+    (tmp_path / "cache").mkdir()
+    store = SqliteStore.at(tmp_path / "cache", Access(read_only=False), Bounds(64 << 20))
+    fill(store, 1500, time.time() - 1000)
+    store.close()
+    before = on_disk(tmp_path / "cache")
+    lower = SqliteStore.at(tmp_path / "cache", Access(read_only=False), Bounds(4 << 20))
+    largest = []
+    real = eviction.checkpoint
+
+    def watched(connection):
+        largest.append(on_disk(tmp_path / "cache"))
+        real(connection)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eviction, "checkpoint", watched)
+        assert put(lower, 1500)
+    lower.maintain()
+    assert max(largest) < before + (4 << 20)
+    assert on_disk(tmp_path / "cache") <= 4 << 20
+    lower.close()

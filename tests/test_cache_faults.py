@@ -162,11 +162,15 @@ with plancache.target("h200"), plancache.open(sys.argv[1]) as cache:
 
 def test_a_cache_of_a_newer_plancache_is_left_alone(warm, targeted, warnings):
     change(warm, "PRAGMA user_version = 999")
+    change(
+        warm, "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('plancache', '9999_future', '')"
+    )
     with plancache.open(warm) as cache:
         outcome = cache.build(graphs.matmul()[0])
     assert (outcome.source, outcome.reason) == (Source.BUILT, Reason.STORE_FAULT)
     assert "schema 999" in warnings()[0]
     change(warm, "PRAGMA user_version = 1")
+    change(warm, "DELETE FROM _sqlite_migrations WHERE name = '9999_future'")
     with plancache.open(warm) as cache:
         assert cache.contains(graphs.matmul()[0])
 

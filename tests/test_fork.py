@@ -432,3 +432,28 @@ with plancache.target("h200"), plancache.open(sys.argv[1]) as cache:
 """
     said = run(source, warm).splitlines()
     assert sorted(said) == ["child 0", "child disk built disk True", "parent disk", "parent disk built disk True"]
+
+
+def test_a_closed_connection_that_somebody_still_holds_does_not_harm_a_child(tmp_path):
+    source = """
+import os, pathlib, sys, threading
+from plancache.store import connections
+from tests.test_fork import ROW, open_store
+
+store = open_store("sqlite", pathlib.Path(sys.argv[1]))
+store.put(ROW, b"record")
+closed = connections.connect(str(store.database.file), timeout=1.0)
+closed.close()
+child = os.fork()
+if child == 0:
+    found = []
+    thread = threading.Thread(target=lambda: found.append(store.get(ROW.key, ROW.route)), daemon=True)
+    thread.start()
+    thread.join(20)
+    os._exit(0 if found == [b"record"] else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

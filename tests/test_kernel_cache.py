@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,9 +17,11 @@ import plancache
 from plancache.cli import cli
 from plancache.cudnn import kernel_cache
 from plancache.cudnn.kernel_cache import Tracked
+from plancache.errors import BuilderError, StoreError
 from plancache.kernels import MOST, KernelCache, is_kernel
 from plancache.outcome import Reason, Source
 from plancache.store import records
+from plancache.store.database import FILE
 from plancache.store.interface import Row
 from tests import graphs
 from tests.conftest import ROOT
@@ -45,7 +48,7 @@ def _compiled(tmp_path_factory, h200):
     with plancache.target(h200), plancache.open(directory) as cache:
         for n in WIDTHS:
             assert cache.build(mlp(32, n)).source is Source.BUILT
-        kernels = cache._dynamic.shared(next(iter(cache._dynamic._shared.values())).key, False)
+        (kernels,) = cache._dynamic._shared.values()
         document = kernels._tracked.document()
     return directory, document
 
@@ -375,9 +378,118 @@ def test_a_topology_keeps_a_bounded_number_of_kernels(tmp_path, targeted, docume
                 kernels.key.hash, f"kernels-{number:032x}", "x", kernels.key.subject, "x", "x", "",
                 1, 1, "n", 7, float(number), 0.0, 10,
             )  # fmt: skip
-            cache.store.put(row, records.encode(row, {"kernel": template.text, "shape": "[]"}))
+            cache.store.put(row, records.encode(row, {"kernel": template.text}))
         assert isinstance(kernels, KernelCache)
-        assert kernels._write([parts.kernels[1]]) == 1
+        kernels._pending = [parts.kernels[1]]
+        assert kernels.flush() == 1
         left = [listed for listed in cache.rows(key=kernels.key.hash) if listed.row.size]
     assert len(left) == MOST
     assert any(listed.row.name == parts.kernels[1].name and listed.row.size > 10 for listed in left)
+
+
+# ------------------------------------------------------------ faults, and what must not be lost
+
+
+def kernel_rows(cache):
+    return [listed.row for listed in cache.rows() if is_kernel(listed.row) and listed.row.size]
+
+
+def test_a_database_that_cannot_be_read_costs_a_warning_and_the_graph_is_built(kernels_dir, targeted, caplog):
+    database = kernels_dir / FILE
+    database.write_bytes(database.read_bytes()[:4096] + os.urandom(60_000))
+    with plancache.open(kernels_dir) as cache:
+        graph = mlp(77)
+        assert cache.build(graph).source is Source.BUILT
+        assert graph.get_workspace_size() >= 0
+        with cache.kernel_cache("another") as kernels:
+            assert kernels.kernels == ()
+    assert caplog.records
+
+
+def test_kernels_that_could_not_be_written_are_written_the_next_time(tmp_path, targeted, monkeypatch):
+    with plancache.open(tmp_path / "cache") as cache:
+        monkeypatch.setattr(type(cache.store), "put", lambda *_: (_ for _ in ()).throw(StoreError("busy", path=None)))
+        cache.build(mlp(8))
+        monkeypatch.undo()
+        assert kernel_rows(cache) == []
+        (kernels,) = cache._dynamic._shared.values()
+        assert kernels.moved()
+        cache.flush()
+        assert len(kernel_rows(cache)) == 1
+        assert not kernels.moved()
+
+
+def test_a_damaged_kernel_is_replaced_by_the_one_that_is_compiled_anew(kernels_dir, targeted):
+    connection = sqlite3.connect(kernels_dir / FILE)
+    connection.execute("UPDATE plans SET record = substr(record, 1, length(record) - 1) WHERE route LIKE 'kernels-%'")
+    connection.commit()
+    connection.close()
+    sources = []
+    for m in (301, 302):
+        with plancache.open(kernels_dir) as cache:
+            sources.append(cache.build(mlp(m)).source)
+            assert cache.verify().bad == []
+    assert sources == [Source.BUILT, Source.DISK]
+
+
+def test_kernels_that_were_loaded_and_written_again_are_no_new_ones(tmp_path, run):
+    # After a load cuDNN writes the bound of a ReLU in another way, which must make no difference.
+    for n in WIDTHS:
+        assert run(BUILD, tmp_path / "cache", json.dumps([[32, n]])) == "built True\n"
+    with plancache.open(tmp_path / "cache") as cache:
+        assert len(kernel_rows(cache)) == len(WIDTHS)
+
+
+def test_a_graph_that_cannot_be_built_leaves_the_kernel_cache_as_it_was(kernels_dir, targeted):
+    with plancache.open(kernels_dir) as cache, cache.kernel_cache(mlp(8)) as kernels:
+        native, count = kernels.native, len(kernels.kernels)
+        with pytest.raises(Exception, match=r"(?i)not.supported|engine|invalid"):
+            cache.build(mlp(50, kernel_cache=native), plan=(999, {}))
+        assert kernels.native is native
+        assert len(kernels.kernels) == count
+        assert cache.build(mlp(51, kernel_cache=native)).source is Source.DISK
+
+
+def test_kernels_of_a_layer_are_used(kernels_dir, tmp_path, targeted):
+    with plancache.open(kernels_dir, mode="read-only") as cache:
+        cache.export_bundle(tmp_path / "kernels.bundle")
+    for under in (kernels_dir, tmp_path / "kernels.bundle"):
+        with plancache.open(tmp_path / "top", layers=[under]) as cache:
+            assert cache.build(mlp(91)).source is Source.DISK
+            assert kernel_rows(cache) == []
+        shutil.rmtree(tmp_path / "top")
+    with plancache.open(tmp_path / "top", layers=[kernels_dir], mode="require-hit") as cache:
+        assert cache.build(mlp(92)).source is Source.DISK
+
+
+def test_a_kernel_cache_of_another_topology_is_an_error_that_says_so(tmp_path, targeted):
+    with plancache.open(tmp_path / "cache") as cache, cache.kernel_cache(mlp(8)) as kernels:
+        graph = graphs.new(is_dynamic_shape_enabled=True, kernel_cache=kernels.native)
+        a = graph.tensor(dim=[1, 8, 64], stride=[512, 64, 1])
+        b = graph.tensor(dim=[1, 64, 128], stride=[8192, 128, 1])
+        graph.matmul(a, b).set_output(True)
+        with pytest.raises(BuilderError, match=r"another topology's; found matmul .*; expected matmul"):
+            cache.build(graph)
+
+
+def test_what_a_held_native_compiled_is_kept_whoever_lets_go_of_what(tmp_path, run):
+    source = """
+import sys, plancache
+from tests.test_kernel_cache import mlp
+with plancache.target("h200"):
+    cache = plancache.open(sys.argv[1])
+    print(cache.build(mlp(8, kernel_cache=cache.kernel_cache("first").native)).source)
+    kernels = plancache.open(sys.argv[1]).kernel_cache("second")
+    mlp(9, kernel_cache=kernels.native).build()
+"""
+    assert run(source, tmp_path / "cache") == "built\n"
+    with plancache.open(tmp_path / "cache") as cache:
+        assert sorted(row.builder for row in kernel_rows(cache)) == ["first", "second"]
+
+
+def test_switched_off_a_kernel_cache_is_empty_and_nothing_is_made(tmp_path, targeted):
+    with plancache.open(tmp_path / "cache", mode="off") as cache:
+        for what in ("name", mlp(8)):
+            with cache.kernel_cache(what) as kernels:
+                mlp(8, kernel_cache=kernels.native).build()
+    assert not (tmp_path / "cache").exists()

@@ -288,5 +288,17 @@ def test_with_a_key_only_signed_records_of_layers_are_taken(layer, tmp_path, tar
         assert (outcome.source, engine) == (Source.LAYER, engines["other"])
     assert {text[:22] for text in said()} == {"a record is not signed", "a record's signature i"}
     with plancache.open(tmp_path / "top", layers=order[-1:]) as cache:
-        assert served(cache)[0].reason is Reason.DAMAGED
+        assert served(cache)[0].reason is Reason.FOREIGN
     assert "there is no key to check it" in said()[-1]
+
+
+def test_a_record_that_cudnn_refuses_hides_no_good_one_in_another_layer(layer, plans, tmp_path, targeted, engines):
+    row, fields = plans["first"]
+    store, _ = open_store(tmp_path / "refused", Options())
+    assert store.put(row, records.encode(row, {**fields, "blob": fields["blob"][: len(fields["blob"]) // 2]}))
+    store.close()
+    with plancache.open(tmp_path / "refused", layers=[layer("under", "other")], mode="require-hit") as cache:
+        outcome, engine = served(cache)
+        assert (outcome.source, engine) == (Source.LAYER, engines["other"])
+    with plancache.open(tmp_path / "refused") as cache:
+        assert len(list(cache.rows())) == 1  # it is set aside only where a fresh build succeeds

@@ -372,9 +372,11 @@ def test_nothing_is_maintained_and_no_journal_checkpointed_while_a_build_lock_is
 
     monkeypatch.setattr(SqliteStore, "put", put)
     with plancache.open(warm, max_bytes=2 << 20) as cache:  # so that the journal is full after every plan or two
-        for k in (8, 16, 24):
+        for k in (8, 16, 24, 32, 40):
             assert cache.build(graphs.conv(k=k)[0]).stored
-    assert {name for name, _ in looked} == {"maintain", "settle"}
+    names = {name for name, _ in looked}
+    assert "maintain" in names
+    assert names & {"settle", "checkpoint"}
     assert [name for name, holding in looked if holding] == []
 
 

@@ -68,7 +68,7 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--env", "environment", help="Hash of the environment, or its beginning."),
         click.option("--builder", help="Part of the name of the function that declared the graph."),
         click.option("--engine", type=int, help="Engine id of the plan."),
-        click.option("--route", type=click.Choice(["native", "deviceless"]), help="How the plan was built."),
+        click.option("--route", type=click.Choice(["native", "replay", "deviceless"]), help="How the plan was built."),
         click.option("--since", metavar="AGE", help="Used since: 30m, 12h, 7d, 2w ago."),
         click.option("--older-than", metavar="AGE", help="Not used since."),
     )

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from plancache.cache import PlanCache
 from plancache.cli.place import Place
-from plancache.cli.store import age, size_text
+from plancache.cli.store import age, compiled_for, size_text
 from plancache.cudnn.listing import listing
 from plancache.errors import PlanCacheError
 from plancache.kernels import is_kernel
@@ -50,7 +50,8 @@ def show(place: Place, key: str, as_json: bool) -> None:
 def _as_json(cache: PlanCache, listed: Listed) -> dict[str, Any]:
     row = {**asdict(listed.row), "used": listed.used, "hits": listed.hits, "stored": listed.stored}
     if is_kernel(listed.row):
-        return {**row, "operands": cache.kernel_shapes(listed.row)}
+        kernel = cache.kernel(listed.row) if listed.row.size else None
+        return row if kernel is None else {**row, "knobs": dict(kernel.knobs), "operands": kernel.operands}
     try:
         return {**row, "documents": cache.documents(listed.row)}
     except PlanCacheError as error:
@@ -109,8 +110,9 @@ def _show_kernels(cache: PlanCache, rows: list[Listed]) -> None:
     for name in ("KB", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for listed in kernels:
-        knobs = listed.row.name.rpartition("_knob_")[2] if "_knob_" in listed.row.name else listed.row.name
-        shapes = " ".join("x".join(map(str, dim)) for dim, _ in cache.kernel_shapes(listed.row))
-        table.add_row(str(listed.row.engine), knobs, shapes, f"{listed.row.size / 1024:.0f}", age(listed.row.created))
+        kernel = cache.kernel(listed.row)
+        knobs = " ".join(f"{name}={value}" for name, value in kernel.knobs) if kernel is not None else "?"
+        size = f"{listed.row.size / 1024:.0f}"
+        table.add_row(str(listed.row.engine), knobs, compiled_for(kernel), size, age(listed.row.created))
     console.print(table)
     console.print(f"{len(kernels)} kernels, {size_text(sum(listed.row.size for listed in kernels))} of code")

@@ -18,6 +18,7 @@ from rich.table import Table
 from plancache.cache import PlanCache
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, ago, selecting
+from plancache.cudnn.kernel_cache import Kernel
 from plancache.kernels import is_kernel
 from plancache.settings import size
 from plancache.store.interface import Listed
@@ -103,11 +104,17 @@ def import_(place: Place, file: Path) -> None:
     """Merge a bundle into the cache. What is there already stays."""
     with place.open("read-write") as cache, _progress("importing") as step:
         counts = cache.import_bundle(file, step(None))
-    click.echo(f"{counts.done} plans imported, {counts.present} were there already" + _damaged(counts.damaged))
+    click.echo(
+        f"{counts.done} plans imported, {counts.present} were there already" + _damaged(counts.damaged, counts.refused)
+    )
 
 
-def _damaged(count: int) -> str:
-    return f", {count} damaged or wrongly signed ones passed over" if count else ""
+_MARKS = {"deviceless": " *", "replay": " +"}
+
+
+def _damaged(count: int, refused: int = 0) -> str:
+    text = f", {count} damaged or wrongly signed ones passed over" if count else ""
+    return text + (f", {refused} did not fit" if refused else "")
 
 
 @contextmanager
@@ -134,7 +141,7 @@ def _table(rows: list[Listed]) -> None:
         row = listed.row
         table.add_row(
             row.key[:12],
-            row.name.split("_")[0] + ("" if row.route == "native" else " *"),
+            row.name.split("_")[0] + _MARKS.get(row.route, ""),
             row.builder.rpartition(".")[2] or "-",
             f"{row.seconds:.2f}",
             f"{listed.stored / 1024:.0f}",
@@ -143,20 +150,22 @@ def _table(rows: list[Listed]) -> None:
         )
     console = Console()
     console.print(table)
-    note = "; * deviceless" if any(listed.row.route != "native" for listed in rows) else ""
+    marks = {route: mark for route, mark in _MARKS.items() if any(listed.row.route == route for listed in rows)}
+    note = "".join(f"; {mark.strip()} {route}" for route, mark in marks.items())
     console.print(f"{len(rows)} plans, {size_text(sum(listed.stored for listed in rows))}{note}", highlight=False)
 
 
 def _kernel_table(cache: PlanCache, rows: list[Listed]) -> None:
     """Topology by topology: engine and kernel, bytes of code, for which shape it was compiled and when."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("topology", "kernel", "compiled for"):
+    table.add_column("topology", no_wrap=True, min_width=12)
+    for name in ("kernel", "compiled for"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     for name in ("KB", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=4)
     kept = [listed for listed in rows if listed.row.size]
     for listed in sorted(kept, key=lambda one: (one.row.key, one.row.created)):
-        shapes = " ".join("x".join(map(str, dim)) for dim, _ in cache.kernel_shapes(listed.row))
+        shapes = compiled_for(cache.kernel(listed.row))
         row = listed.row
         name = f"eng{row.engine} {row.name.rpartition('_knob_')[2]}" if "_knob_" in row.name else row.name
         table.add_row(row.key[:12], name, shapes, f"{row.size / 1024:.0f}", age(row.created))
@@ -164,6 +173,11 @@ def _kernel_table(cache: PlanCache, rows: list[Listed]) -> None:
     console.print(table)
     topologies = len({listed.row.key for listed in kept})
     console.print(f"{len(kept)} kernels of {topologies} topologies", highlight=False)
+
+
+def compiled_for(kernel: Kernel | None) -> str:
+    """The sizes of the operands that a kernel was compiled for."""
+    return "?" if kernel is None else " ".join("x".join(map(str, dim)) for dim, _ in kernel.operands)
 
 
 def _use(listed: Listed) -> dict[str, float | int]:

@@ -74,13 +74,18 @@ def join(header: str, entries: Iterable[str]) -> str:
     return _text({**fields, "kernel_cache": [json.loads(entry) for entry in entries]})
 
 
+def kernel(text: str) -> Kernel:
+    """One entry, from its JSON."""
+    return _kernel(json.loads(text))
+
+
 def _kernel(entry: Mapping[str, Any]) -> Kernel:
     key, kernels = entry["key"], entry["value"]
     tensors = key["operationGraph"]["tensors"]
     shapeless = {**key["operationGraph"], "tensors": [_shapeless(tensor) for tensor in tensors]}
     names = [kernel["kernelName"] for kernel in kernels]
     code = [hashlib.sha256(kernel["cubin"].encode()).hexdigest() for kernel in kernels]
-    identity = _text([{**key, "operationGraph": shapeless}, names, code])
+    identity = _text(_rounded([{**key, "operationGraph": shapeless}, names, code]))
     return Kernel(
         identity=hashlib.sha256(identity.encode()).hexdigest(),
         text=_text(entry),
@@ -92,6 +97,15 @@ def _kernel(entry: Mapping[str, Any]) -> Kernel:
             (tuple(tensor["dim"]), tuple(tensor["stride"])) for tensor in tensors if not tensor["isVirtual"]
         ),
     )
+
+
+def _rounded(value: Any) -> Any:
+    """The same with floats of seven digits: after a load cuDNN writes a clip's bound in another way (9.28)."""
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return {name: _rounded(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _shapeless(tensor: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,6 +161,10 @@ class Tracked:
         if now is None:  # before the first build, or never
             return libraries.backend_version() < FIRST_REVISION and build_seconds >= COMPILES
         return now != self._known
+
+    def unwritten(self) -> None:
+        """The last document could not be kept: there is something to write again."""
+        self._known = None
 
     def document(self) -> str | None:
         """The document of now; None where there is none yet, since nothing was built. Costs a serialization."""

@@ -34,6 +34,7 @@ class Counts:
     done: int = 0
     present: int = 0
     damaged: int = 0
+    refused: int = 0  # for lack of room
 
 
 def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, progress: Progress) -> Counts:
@@ -47,7 +48,7 @@ def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, 
         _remove_left_over(file)
         # A directory of its own, so that whatever becomes of this process there is no half bundle, and the locks and
         # journals of whatever else lies beside `file` (a cache, another export) are not touched.
-        with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=f".{file.name}.plancache-", dir=file.parent) as scratch:
             written = Path(scratch, file.name)
             bundle = SqliteStore(written, Access(read_only=False, mode=0o644), _UNBOUNDED)
             try:
@@ -67,7 +68,11 @@ def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, 
 def _remove_left_over(file: Path) -> None:
     """What an export to the same place left, that was killed."""
     for left in file.parent.iterdir():
-        if left.name.startswith(f".{file.name}.") and left.is_dir() and left.stat().st_mtime < time.time() - _STALE:
+        if (
+            left.name.startswith(f".{file.name}.plancache-")
+            and left.is_dir()
+            and left.stat().st_mtime < time.time() - _STALE
+        ):
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -106,8 +111,10 @@ def merge(bundle: Store, store: Store, key: bytes | None, progress: Progress) ->
         else:
             if store.put(row, record):
                 counts.done += 1
-            else:
+            elif store.get(row.key, row.route, use=False) is not None:
                 counts.present += 1
+            else:
+                counts.refused += 1
         if number % _BATCH == 0:
             store.maintain()
         progress()

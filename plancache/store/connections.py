@@ -102,7 +102,7 @@ def _in_the_parent() -> None:
 def _in_the_child() -> None:
     global _left_alone
     inherited = list(_every)
-    if not _interrupted and not any(connection.in_transaction for connection in inherited):
+    if not _interrupted and not any(map(_in_transaction, inherited)):
         for connection in inherited:
             with suppress(sqlite3.Error):
                 connection.close()
@@ -115,6 +115,12 @@ def _in_the_child() -> None:
     for one in set(_gates) - set(_held):  # of threads that are not here: nobody would ever open them
         _gates.discard(one)
     _in_the_parent()
+
+
+def _in_transaction(connection: Connection) -> bool:
+    with suppress(sqlite3.ProgrammingError):  # it is closed, and somebody still holds it
+        return connection.in_transaction
+    return False
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_the_parent, after_in_child=_in_the_child)

@@ -15,6 +15,7 @@ import stat
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +45,7 @@ class _Held:
     """A connection of one thread of one process; closed when its thread ends."""
 
     def __init__(
-        self, connection: Connection, inode: object, identity: object = None, copy: Path | None = None
+        self, connection: Connection, inode: object, identity: object = None, copy: _Copy | None = None
     ) -> None:
         self.connection = connection
         self.inode = inode
@@ -54,13 +55,25 @@ class _Held:
 
     def close(self) -> None:
         self.connection.close()
-        if self.copy is not None:
-            shutil.rmtree(self.copy, ignore_errors=True)
+        self.copy = None
 
     def __del__(self) -> None:
         if self.process == os.getpid():
             with suppress(sqlite3.Error):
                 self.close()
+
+
+class _Copy:
+    """A private copy of a database and its journal; removed with its last user."""
+
+    def __init__(self, file: Path, identity: object) -> None:
+        self.identity = identity
+        self.path = Path(tempfile.mkdtemp(prefix="plancache-"))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        for companion in _COMPANIONS:
+            if companion != "-shm":
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(f"{file}{companion}", self.path / f"{file.name}{companion}")
 
 
 class Database:
@@ -71,6 +84,8 @@ class Database:
         self.access = access
         self.bundle = bundle
         self._local = threading.local()
+        self._copying = threading.Lock()
+        self._copy: _Copy | None = None
 
     def use(self) -> _Use:
         """A context with this thread's connection, which no fork interrupts; it raises `StoreError` alone.
@@ -138,8 +153,10 @@ class Database:
             held = self._open_to_write()
         except sqlite3.OperationalError as error:
             # On a full disk SQLite cannot make the memory that processes share; what is there can be read without.
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_SPACE or self._left_over():
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_SPACE:
                 raise
+            if self._left_over():
+                return self._open_copy(_inode(self.file))
             return self._checked(_connect(self.file, "mode=ro&immutable=1"), _inode(self.file), self._identity())
         if self.access.mode & stat.S_IWGRP:
             # SQLite makes its journals by this process's umask and puts their modes right a moment later. Another user
@@ -170,10 +187,12 @@ class Database:
         if not self.bundle and (writable or left_over):
             try:
                 return self._checked(_connect(self.file, "mode=ro" if writable else "mode=ro&readonly_shm=1"), inode)
-            except sqlite3.OperationalError:
-                if not left_over:
+            except sqlite3.OperationalError as error:
+                full = getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_SPACE
+                if not left_over and not full:
                     raise
-            return self._open_copy(inode)
+            if left_over:
+                return self._open_copy(inode)
         return self._checked(_connect(self.file, "mode=ro&immutable=1"), inode, identity)
 
     def _left_over(self) -> bool:
@@ -188,19 +207,15 @@ class Database:
         return _stamp(self.file), None if self.bundle else _stamp(Path(f"{self.file}-wal"))
 
     def _open_copy(self, inode: object) -> _Held:
-        copy = Path(tempfile.mkdtemp(prefix="plancache-"))
-        try:
-            for companion in _COMPANIONS:
-                if companion != "-shm":
-                    with suppress(FileNotFoundError):
-                        shutil.copyfile(f"{self.file}{companion}", copy / f"{self.file.name}{companion}")
-            return self._checked(_connect(copy / self.file.name), inode, copy=copy)
-        except BaseException:
-            shutil.rmtree(copy, ignore_errors=True)
-            raise
+        identity = self._identity()
+        with self._copying:  # one for all threads, and for one state of the files
+            if self._copy is None or self._copy.identity != (os.getpid(), identity):
+                self._copy = _Copy(self.file, (os.getpid(), identity))
+            copy = self._copy
+        return self._checked(_connect(copy.path / self.file.name), inode, copy=copy)
 
     def _checked(
-        self, connection: Connection, inode: object, identity: object = None, copy: Path | None = None
+        self, connection: Connection, inode: object, identity: object = None, copy: _Copy | None = None
     ) -> _Held:
         held = _Held(connection, inode, identity, copy)
         try:
@@ -215,8 +230,12 @@ class Database:
         return held
 
     def _prepare(self, connection: sqlite3.Connection, private: bool) -> None:
-        version = _version(connection)
         files = migrations()
+        version = _version(connection)
+        if version > len(files) and _applied(connection) == {file.stem for file in files}:
+            version = len(files)  # of two truths the ledger is the one
+            if not self.access.read_only:
+                connection.execute(f"PRAGMA user_version = {version}")
         if version > len(files):
             raise StoreError(
                 "the cache was written by a newer plancache",
@@ -259,7 +278,7 @@ class Database:
                 for number, file in enumerate(files, start=1):
                     ledger(name=file.stem)(_migration(file, number))
                 ledger.apply(sqlite_utils.Database(connection))
-                # Of two truths the ledger is the one: a number that was damaged is put right.
+                # A number that was damaged is put right.
                 connection.execute(f"PRAGMA user_version = {len(files)}")
         except filelock.Timeout as error:
             raise StoreError(
@@ -339,6 +358,13 @@ def _can_write(connection: Connection) -> bool:
 
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _applied(connection: sqlite3.Connection) -> set[str]:
+    """The migrations that the ledger names."""
+    with suppress(sqlite3.OperationalError):
+        return {name for (name,) in connection.execute("SELECT name FROM _sqlite_migrations").fetchall()}
+    return set()
 
 
 def _inode(file: Path) -> object:

@@ -158,8 +158,25 @@ def bundle_access(path: Path, *, signed: bool, trusted: tuple[str, ...]) -> Acce
     return Access(read_only=True)
 
 
+def check_file(file: Path) -> None:
+    """Refuse a database that everybody may write, whatever the directory's mode.
+
+    Raises:
+        StoreError: it is such a one.
+    """
+    with suppress(OSError):
+        if file.stat().st_mode & stat.S_IWOTH:
+            raise StoreError(
+                "the database is refused, since others could put native code into it",
+                path=file,
+                found=f"{file} may be written by everybody",
+                todo=f"chmod o-w {file}",
+            )
+
+
 def _named(path: Path, trusted: tuple[str, ...]) -> bool:
-    return str(path) in trusted or str(path.resolve()) in trusted
+    places = {os.path.normpath(one) for one in trusted} | {os.path.realpath(one) for one in trusted}
+    return os.path.normpath(path) in places or os.path.realpath(path) in places
 
 
 def _unreadable(path: Path, found: object) -> StoreError:

@@ -10,8 +10,8 @@ import heapq
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +89,23 @@ class Pages(NamedTuple):
         return self.free if self.free > self.total // 4 else min(self.free, beyond)
 
 
+def lower(connection: Connection, bounds: Bounds, transaction: Callable[[], AbstractContextManager[None]]) -> None:
+    """Where a bound was lowered: make room bit by bit, so that nobody is locked out and the journal stays short."""
+    batch = _batch(bounds)
+    connection.wait(2000)
+    while (before := Pages.of(connection).beyond(bounds)) > 2 * batch:
+        with transaction():
+            make_room(connection, bounds, batch - before)
+        checkpoint(connection)
+        if Pages.of(connection).beyond(bounds) >= before:
+            return  # nothing could be removed
+
+
+def _batch(bounds: Bounds) -> int:
+    # Deleting writes pages to the journal, too: a small part of it in one transaction.
+    return min(int((1 - _KEPT) * bounds.database), bounds.journal // 8)
+
+
 def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, key: str = "", environment: str = "") -> bool:
     """Within a transaction: delete rows until `need` more bytes fit; whether they do.
 
@@ -98,8 +115,7 @@ def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, key: st
     """
     if need > bounds.database // 2:
         return False
-    # Deleting writes pages to the journal, too: a small part of it in one transaction.
-    batch = min(int((1 - _KEPT) * bounds.database), bounds.journal // 8)
+    batch = _batch(bounds)
     # Looked at again after each batch: small rows share pages, which are free only when the last one has gone.
     while (excess := need + (pages := Pages.of(connection)).beyond(bounds)) > 0:
         page = pages.size

@@ -55,6 +55,7 @@ def open_store(path: Path, options: Options, read_only: bool = False) -> tuple[S
     if bundle is not None:
         return SqliteStore(path, bundle, bundle=True), bundle
     access = directory.access(path, read_only=read_only, signed=signed, trusted=options.trusted)
+    directory.check_file(path / FILE)
     if (options.kind or _kind(path)) == "files":
         return FileStore(path, access, options.bounds, options.key), access
     return SqliteStore.at(path, access, options.bounds), access

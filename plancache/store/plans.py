@@ -94,6 +94,9 @@ class SqliteStore(Store):
         number = _number(row.key, row.route)
         values = (number, *_values(row), time.time(), record, replaces if replaces is not None else b"")
         need = len(record) + _SPLIT
+        with self.database.use() as connection:
+            if _size(self._database_file) > self.bounds.database + self.bounds.journal:
+                eviction.lower(connection, self.bounds, lambda: _transaction(connection))
         with self.database.use() as connection, self._journaled(connection) as fits:
             if not fits:
                 return False
@@ -198,6 +201,7 @@ class SqliteStore(Store):
         with self.database.use() as connection:
             self._tidy_journal(connection)
             connection.wait(BUSY)
+            eviction.lower(connection, self.bounds, lambda: _transaction(connection))
             pages = Pages.of(connection)
             if pages.beyond(self.bounds) > 0:  # it was lowered, and no put has made room yet
                 with _transaction(connection):

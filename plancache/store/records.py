@@ -31,6 +31,7 @@ _BODY = _PREFIX + hashlib.sha256().digest_size
 _LEVEL = 3  # unpacks 75 KB in 0.12 ms, a quarter of the size
 _LARGEST = 1 << 30
 _NAMES = frozenset(field.name for field in dataclass_fields(Row))
+_KINDS = {"key": str, "route": str, "driver": int, "frontend": int, "engine": int, "name": str}
 
 
 def encode(row: Row, fields: Mapping[str, Any], key: bytes | None = None) -> bytes:
@@ -53,10 +54,14 @@ def decode(record: bytes, key: bytes | None = None) -> tuple[Row, dict[str, Any]
     if not hmac.compare_digest(_digest(prefix, body, key), record[_PREFIX:_BODY]):
         raise RecordError("a record's signature is wrong" if key else "a record's checksum is wrong")
     try:
+        if zstandard.frame_content_size(body) > _LARGEST:
+            raise ValueError("it says that it is too large")
         fields = msgpack.unpackb(zstandard.decompress(body, max_output_size=_LARGEST), strict_map_key=False)
         row = fields.pop("row")
+        if any(type(row[name]) is not kind for name, kind in _KINDS.items()):
+            raise TypeError("a field of its row is of another type")
         return Row(**{name: row[name] for name in row if name in _NAMES}), fields
-    except (zstandard.ZstdError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (zstandard.ZstdError, ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
         # Its digest is right, so it was written like this: by another program, or by a bug of ours.
         raise RecordError("a record cannot be unpacked", found=f"{type(error).__name__}: {error}") from error
 
@@ -75,5 +80,10 @@ def _unfit(prefix: bytes, key: bytes | None) -> RecordError:
     if prefix == _PLAIN:
         return RecordError("a record is not signed", expected="a signature by the key in PLANCACHE_KEY_FILE")
     if prefix == _SIGNED and key is None:
-        return RecordError("a record is signed, and there is no key to check it", expected="PLANCACHE_KEY_FILE")
-    return RecordError("a record of another version or kind", found=prefix[len(MAGIC) :], expected=_PLAIN[len(MAGIC) :])
+        return RecordError(
+            "a record is signed, and there is no key to check it", expected="PLANCACHE_KEY_FILE", foreign=True
+        )
+    found, expected = prefix[len(MAGIC) :], _PLAIN[len(MAGIC) :]
+    return RecordError(
+        "a record of another version or kind", found=found, expected=expected, foreign=found[:1] > expected[:1]
+    )

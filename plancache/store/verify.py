@@ -85,13 +85,14 @@ def _damaged(store: SqliteStore, report: Report) -> bool:
 def _check_records(store: Store, key: bytes | None, report: Report, repair: bool, progress: Callable[[], None]) -> None:
     misfiled = []
     for filed_key, route, listed, record in _readable(store):
-        row, fault = _examined(filed_key, route, listed, record, key)
+        row, fault, foreign = _examined(filed_key, route, listed, record, key)
         if fault is None:
             report.good += 1
         else:
             report.bad.append((filed_key, route, fault))
             # Only if it is still this one: a job may have put a good one there meanwhile.
-            if repair and store.discard(filed_key, route, record or None):
+            # What cannot be checked here is good for whoever has its key.
+            if repair and not foreign and store.discard(filed_key, route, record or None):
                 report.removed += 1
                 misfiled += [(row, record)] if row is not None else []
         progress()
@@ -110,15 +111,15 @@ def _readable(store: Store) -> Iterator[tuple[str, str, Row | None, bytes]]:
 
 def _examined(
     filed_key: str, route: str, listed: Row | None, record: bytes, key: bytes | None
-) -> tuple[Row | None, str | None]:
-    """The row of a record, if it is whole, and what is wrong, if something is."""
+) -> tuple[Row | None, str | None, bool]:
+    """The row of a record, if it is whole; what is wrong, if something is; whether it only cannot be checked here."""
     try:
         row, _ = records.decode(record, key)
     except RecordError as error:
-        return None, str(error)
+        return None, str(error), error.foreign
     if (row.key, row.route) != (filed_key, route) or (listed is not None and listed != row):
-        return row, "the record is not the one that its row lists"
-    return row, None
+        return row, "the record is not the one that its row lists", False
+    return row, None, False
 
 
 def _aside(path: Path) -> Iterator[Path]:
@@ -127,24 +128,27 @@ def _aside(path: Path) -> Iterator[Path]:
 
 
 def _take_over(file: Path, store: Store, key: bytes | None) -> int:
-    """Put what is good in a damaged database into the store, and remove the file.
+    """Put what is good in a damaged database into the store, and remove the file if all of that is there now.
 
     Raises:
         StoreError: the store cannot be written, or the file cannot be read for another reason than its damage. The
             file stays.
     """
-    taken = 0
+    taken, kept = 0, False
     _lengthen(file)
     damaged = SqliteStore(file, Access(read_only=False, mode=0o600))
     try:
         for *_, record in _readable(damaged):
             with suppress(RecordError):
                 row, _ = records.decode(record, key)
-                taken += store.put(row, record)
+                stored = store.put(row, record)
+                taken += stored
+                # Refused for lack of room, and not for one that is as good.
+                kept = kept or (not stored and store.get(row.key, row.route, use=False) is None)
     finally:
         with suppress(StoreError):
             damaged.close()
-    for companion in ("", "-wal", "-shm", "-journal"):
+    for companion in () if kept else ("", "-wal", "-shm", "-journal"):
         Path(f"{file}{companion}").unlink(missing_ok=True)
     return taken
 
