@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from plancache.outcome import Outcome as Outcome
     from plancache.outcome import Reason as Reason
     from plancache.outcome import Source as Source
+    from plancache.transparent import disable as disable
+    from plancache.transparent import enable as enable
+    from plancache.transparent import enabled as enabled
 
 __version__ = "0.1.0"
 
@@ -49,6 +52,9 @@ _WHERE = {
     "Outcome": "plancache.outcome",
     "Reason": "plancache.outcome",
     "Source": "plancache.outcome",
+    "disable": "plancache.transparent",
+    "enable": "plancache.transparent",
+    "enabled": "plancache.transparent",
 }
 # `open` stays out: a star import would hide Python's own.
 __all__ = sorted(set(_WHERE) - {"open"})

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -91,11 +91,17 @@ class PlanCache(Finding):
         Not promised: that the plan is the one that a build would choose today. It is the one that was chosen
         when it was stored, by the same heuristics of the same libraries for the same graph and device.
         """
+        return self._ready(graph, Choice(heuristics, policy, plan), builder)
+
+    def _ready(
+        self, graph: Any, choice: Choice, builder: str = "", run: Callable[[Any], None] | None = None
+    ) -> Outcome:
+        """See `build`. `run` builds the graph, in place of the frontend's stages one by one."""
         started = time.perf_counter()
-        choice = Choice(heuristics, policy, plan)
         wanted = self._request(graph, choice, started, builder)
         if isinstance(wanted, Outcome):
-            return self._noted(graph, self._bypass(graph, choice, wanted, started))
+            return self._noted(graph, self._bypass(graph, choice, wanted, started, run))
+        wanted = replace(wanted, run=run)
         if self.mode == "check" and checking.is_first_hit(self, wanted):
             return self._noted(graph, checking.check(self, wanted, started))
         # What the caller's own kernel cache is for goes through it, and is not loaded past it.
@@ -255,11 +261,23 @@ class PlanCache(Finding):
         except UnknownEnvironmentError as error:
             return lookups.bypassed(Reason.UNKNOWN_ENVIRONMENT, str(error), started)
 
-    def _bypass(self, graph: Any, choice: Choice, outcome: Outcome, started: float) -> Outcome:
+    def _bypassed(self, graph: Any, outcome: Outcome) -> None:
+        """Note that a graph is not cached; it is built by whoever asked."""
         if self.mode == "require-hit":
             raise lookups.miss_error(outcome.reason, outcome.detail, None)
         self._first(outcome.reason, outcome.detail)
-        plans.run_build(graph, choice)
+        self._noted(graph, outcome)
+
+    def _bypass(
+        self, graph: Any, choice: Choice, outcome: Outcome, started: float, run: Callable[[Any], None] | None
+    ) -> Outcome:
+        if self.mode == "require-hit":
+            raise lookups.miss_error(outcome.reason, outcome.detail, None)
+        self._first(outcome.reason, outcome.detail)
+        if run is None:
+            plans.run_build(graph, choice)
+        else:
+            run(graph)
         return replace(outcome, seconds=time.perf_counter() - started)
 
     def kernel_cache(self, what: Any, handle: Any = None) -> KernelCache:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from plancache import stored
 from plancache.cudnn import libraries, plans
@@ -82,6 +83,24 @@ class Finding(Upkeep):
         if row.frontend > libraries.frontend_version():
             return Found(Reason.NEWER_FRONTEND, route, detail=f"{row.frontend}", layer=layer)
         return Found(Reason.FOUND, route, record, fields, layer=layer)
+
+    def _any_plan(self, wanted: Request) -> dict[str, Any] | None:
+        """What is stored of a plan of the graph, however it was chosen; the one that is asked for comes first."""
+        found = self._find(wanted)
+        if found.fields is not None:
+            return dict(found.fields["plan"])
+        routes = self._routes(wanted)
+        for layer in range(len(self._layers)):
+            try:
+                store = self._layers[layer]
+                for key, route in store.keys(wanted.key.hash[-32:]):
+                    record = store.get(key, route, use=False) if route in routes else None
+                    if record is not None:
+                        _, fields = stored.decode(record, wanted.key, route, self._signing_key, any_build=True)
+                        return dict(fields["plan"])
+            except (StoreError, RecordError) as error:
+                self._warn(error)
+        return None
 
     def _set_aside(self, unfit: Found | None, wanted: Request) -> None:
         """Remove a damaged record of the writable cache that another layer stands in for: no build would replace it."""

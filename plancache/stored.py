@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 
 from plancache.cudnn import graph, libraries, plans
-from plancache.cudnn.plans import BuiltPlan, Request, Route
+from plancache.cudnn.plans import BuiltPlan, Request
 from plancache.errors import RecordError
 from plancache.keys import PlanKey, digest, pack, topology
 from plancache.store import records
@@ -46,15 +46,17 @@ def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tupl
     return row, records.encode(row, fields, signing_key)
 
 
-def decode(record: bytes, key: PlanKey, route: Route, signing_key: bytes | None) -> tuple[Row, dict[str, Any]]:
-    """The row and the fields of a record that was found under `key` and `route`.
+def decode(
+    record: bytes, key: PlanKey, route: str, signing_key: bytes | None, any_build: bool = False
+) -> tuple[Row, dict[str, Any]]:
+    """The row and the fields of a record that was found under `key` and `route`; of any way to build with `any_build`.
 
     Raises:
         RecordError: it is damaged, or another plan's, whatever row it was found in.
     """
     row, fields = records.decode(record, signing_key)
-    found = (row.graph, row.device, row.environment, row.build, row.route)
-    expected = (key.graph, key.device, key.environment, key.build, route)
+    found = (row.graph, row.device, row.environment, row.route, None if any_build else row.build)
+    expected = (key.graph, key.device, key.environment, route, None if any_build else key.build)
     if found != expected:
         raise RecordError("the record in this row is another plan's", found=found, expected=expected)
     return row, fields

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plancache.cudnn.libraries import cudnn
+from plancache.cudnn.python_plans import python_config
 
 # ---------------------------------------------------------------- reading a declared graph
 
@@ -122,6 +123,10 @@ def assemble(graph: Any, by_uid: Mapping[int, Any], made: Sequence[Any]) -> None
     graph._reserved_uids.update(by_uid)  # so that a tensor that is added later gets a uid of its own
 
 
+# Methods that a served graph has of its own.
+_SHADOWED = ("execute_plan_at_index", "_refuse_guarded_backend")
+
+
 class Snapshot:
     """A graph's state, to go back to: what the frontend keeps of it, and its tensors' shapes and types."""
 
@@ -135,7 +140,7 @@ class Snapshot:
 
     def restore(self, graph: Any) -> None:
         """Bring the graph back to this state. Attributes that the caller has put on it since stay where they are."""
-        for name in (*self._attributes, "execute_plan_at_index"):
+        for name in (*self._attributes, *_SHADOWED):
             vars(graph).pop(name, None)
         vars(graph).update({name: _copied(value) for name, value in self._attributes.items()})
         for tensor, dim, stride, data_type in self._tensors:
@@ -404,26 +409,43 @@ def serve(
     graph._plan_index = plans.selected
     graph._freeze()
     graph._lowered_graph = loaded
+    # It would ask whether the backend may be asked for plans, and import the Python engines for the answer (370 ms).
+    graph._refuse_guarded_backend = _pass
     # The frontend hands the index to C++ on its way to the kernel, where only the candidate is known.
     graph.execute_plan_at_index = _ExecutePlanAtIndex(loaded, plans.selected)
 
 
-def _infer(graph: Any, inferred: Sequence[Sequence[Any]]) -> None:
+def _pass() -> None:
+    pass
+
+
+def _infer(graph: Any, inferred: Sequence[Sequence[Any]], kind: type = tuple) -> None:
     """Write stored results of inference into a graph's tensors: (uid, dim, stride, data type)."""
     types, by_uid = cudnn().data_type, tensors(graph)
     for uid, dim, stride, data_type in inferred:
         tensor = by_uid[uid]
-        tensor.dim, tensor.stride = tuple(dim), tuple(stride)
+        tensor.dim, tensor.stride = kind(dim), kind(stride)
         if data_type is not None:
             tensor.data_type = getattr(types, data_type)
 
 
-def put_off(graph: Any, stand_in: Any, inferred: Sequence[Sequence[Any]]) -> None:
+def put_off(graph: Any, stand_in: Any, inferred: Sequence[Sequence[Any]], frozen: bool) -> None:
     """Make a declared graph pass for a validated one, with `stand_in` for the lowered graph that it lacks."""
-    _infer(graph, inferred)
-    graph._freeze()
+    _infer(graph, inferred, tuple if frozen else list)
+    if frozen:
+        graph._freeze()
     graph._is_validated = True
     graph._lowered_graph = stand_in
+
+
+def was_changed(graph: Any) -> bool:
+    """Whether a graph that was put off and not frozen was changed since."""
+    return not graph._is_validated
+
+
+def let_go(graph: Any) -> None:
+    """Take the stand-in off a graph that was changed: it is a declared graph again."""
+    graph._lowered_graph = None
 
 
 def take_back(graph: Any, declared: Snapshot) -> None:
@@ -459,27 +481,10 @@ def _config(plan: Plan, selected: bool) -> Any:
     from cudnn.engines.engine_ids import is_python_engine
 
     if is_python_engine(plan.engine):
-        return _python_config(PlanConfig, plan)
+        return python_config(PlanConfig, plan.engine, plan.knobs)
     knob = cudnn().knob_type
     knobs = {knob(number): value for number, value in plan.knobs.items()}
     return PlanConfig(plan.engine, knobs, cpp_index=_CANDIDATE if selected else plan.backend_index)
-
-
-def _python_config(base: Any, plan: Plan) -> Any:
-    """A Python engine's entry whose native knobs are made when asked for: making them imports the engine."""
-
-    class StoredPythonPlan(base):  # type: ignore[misc]
-        @property
-        def knobs(self) -> Any:
-            from cudnn.engines import manifest
-
-            knob = cudnn().knob_type
-            public = {knob(number): value for number, value in plan.knobs.items()}
-            return manifest.engine_for_id(plan.engine).knobs_from_public(public)
-
-    config: Any = object.__new__(StoredPythonPlan)
-    config.__dict__.update(engine_id=plan.engine, cpp_index=None, mode=None)
-    return config
 
 
 class _ExecutePlanAtIndex:

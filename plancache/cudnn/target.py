@@ -29,8 +29,8 @@ def target(what: Any) -> Iterator[Device]:
     Raises:
         DeviceError: no such device, or its document is at fault.
 
-    Not promised: anything about graphs made with `cudnn.pygraph` itself. The target is the calling context's
-    (`contextvars`): threads started inside do not inherit it.
+    Not promised: anything about graphs made with `cudnn.pygraph` itself, unless `plancache.enable()` is on. The target
+    is the calling context's (`contextvars`): threads started inside do not inherit it.
     """
     chosen = device(what)
     token = _target.set(chosen)
@@ -51,18 +51,21 @@ def pygraph(*args: Any, **kwargs: Any) -> Any:
     Inside a target, device properties and `sm_version` are filled in where they are not given, and a handle is
     dropped, so that one builder serves a host with a GPU and one without. Returns a `cudnn.pygraph`.
     """
+    args, kwargs = filled_in(args, kwargs)
+    return libraries.cudnn().pygraph(*args, **kwargs)
+
+
+def filled_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The constructor's arguments as the current target wants them."""
     chosen = _target.get()
-    make = libraries.cudnn().pygraph
-    if chosen is None:
-        return make(*args, **kwargs)
+    if chosen is None or len(args) > len(_POSITIONAL):  # its own TypeError
+        return args, kwargs
     # What was given by position, the handle among it, gets its name.
     given = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
-    if len(args) > len(_POSITIONAL):
-        return make(*args, **kwargs)  # its own TypeError
     given.pop("handle", None)
     # What the caller says of the device stays: a contradiction is found when the graph is keyed.
     if given.get("device_property") is None:
         given["device_property"] = chosen.native
     if given.get("sm_version") is None:
         given["sm_version"] = chosen.sm_version
-    return make(**given)
+    return (), given

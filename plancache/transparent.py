@@ -1,0 +1,325 @@
+"""`enable()`: every `cudnn.pygraph` of the process is served from the cache, with no change to the code that builds it.
+
+The methods of the class are hooked, since `from cudnn import pygraph` is common. A hook does one of three things: it
+answers for a graph whose stages were put off (`staged`), it passes the call on, or it has the plan stored that the call
+has built. While plancache itself calls the frontend, and for graphs that cannot be cached, all calls pass.
+
+Not promised: that shapes which `validate()` would infer provisionally are seen before `build_operation_graph()`; on a
+hit they are the final ones at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from plancache import staged
+from plancache.cache import PlanCache
+from plancache.cudnn import frontend, target
+from plancache.cudnn.libraries import cudnn
+from plancache.cudnn.plans import Choice
+from plancache.cudnn.unhooked import at_work, unhooked
+from plancache.errors import BuilderError, DeviceError
+
+# What a graph cannot answer before it was planned: its planning is then done, or its plan loaded.
+_QUESTIONS = (
+    *("backend_plan_entries", "build_plan_at_index", "deserialize", "get_behavior_notes"),
+    *("get_behavior_notes_for_plan_at_index", "get_cuda_graph_retention", "get_engine_and_knobs_at_index"),
+    *("get_execution_plan_count", "get_plan_name_at_index", "get_workspace_size_plan_at_index", "key"),
+    *("populate_cuda_graph", "select_plan", "serialize", "update_cuda_graph"),
+)
+_FILTERS = (
+    *("deselect_engines", "deselect_workspace_greater_than", "deselect_behavior_notes", "select_behavior_notes"),
+    *("deselect_numeric_notes", "select_numeric_notes"),
+)
+_ORIGINAL = "_plancache_original"
+_lock = threading.RLock()
+_stack: list[PlanCache] = []
+_scoped: ContextVar[PlanCache | None] = ContextVar("plancache.serving", default=None)
+_installed: dict[str, Any] = {}
+
+
+def enable(cache: PlanCache | None = None) -> PlanCache:
+    """Serve every `cudnn.pygraph` of this process from a cache, from now on; gives that cache.
+
+    Args:
+        cache: which one; None is the process's (`PLANCACHE_DIR`). Called again, the new one takes the old one's place.
+
+    Graphs that were begun before stay as they are.
+    """
+    from plancache.builders import default_cache
+
+    chosen = cache if cache is not None else default_cache()
+    with _lock:
+        _stack[:1] = [chosen]
+        _install()
+    return chosen
+
+
+def disable() -> None:
+    """Take everything off that `enable()` put on. Graphs that were served stay ready; others are planned when asked."""
+    with _lock:
+        _stack.clear()
+        staged.settle_all()
+        _uninstall()
+
+
+@contextmanager
+def enabled(cache: PlanCache | None = None) -> Iterator[PlanCache]:
+    """Like `enable()`, for the time of a `with` block; of several the innermost counts, in all threads."""
+    from plancache.builders import default_cache
+
+    chosen = cache if cache is not None else default_cache()
+    with _lock:
+        _stack.append(chosen)
+        _install()
+    try:
+        yield chosen
+    finally:
+        with _lock:
+            last = len(_stack) - 1 - _stack[::-1].index(chosen) if chosen in _stack else None
+            if last is not None:
+                del _stack[last]
+            if not _stack:
+                staged.settle_all()
+                _uninstall()
+
+
+@contextmanager
+def serving(cache: PlanCache) -> Iterator[None]:
+    """Serve what this thread builds within, whatever other threads do."""
+    with _lock:
+        _install()
+    token = _scoped.set(cache)
+    try:
+        yield
+    finally:
+        _scoped.reset(token)
+
+
+def active() -> PlanCache | None:
+    """The cache that graphs of this thread are served from, if any."""
+    if at_work():
+        return None
+    scoped = _scoped.get()
+    return scoped if scoped is not None else (_stack[-1] if _stack else None)
+
+
+# ---------------------------------------------------------------- the hooks
+
+
+def _validate(original: Any, graph: Any) -> None:
+    session = staged.of(graph)
+    if session is None:
+        if _begin(graph) is None:
+            _plainly(original, graph)
+    elif not session.deferred:
+        _plainly(original, graph)
+
+
+def _begin(graph: Any) -> staged.Session | None:
+    """The session of a graph, begun if it is only declared yet. None: all its calls pass."""
+    session, cache = staged.of(graph), active()
+    if session is not None or cache is None or frontend.is_validated(graph) or frontend.is_planned(graph):
+        return session
+    return staged.start(cache, graph)
+
+
+def _build_operation_graph(original: Any, graph: Any) -> None:
+    session = _begin(graph)
+    if session is None:
+        _plainly(original, graph)
+    elif session.deferred:
+        session.say_later("build_operation_graph")
+    else:
+        session.build_operation_graph(graph)
+
+
+def _create_execution_plans(original: Any, graph: Any, heuristics: Any = None) -> None:
+    session = _begin(graph)
+    if session is not None:
+        found = session.choose(graph, heuristics)
+        if session.deferred and found:
+            session.planned = True
+            session.say_later("create_execution_plans", heuristics)
+            return
+        session.really(graph)
+    _plainly(original, graph, heuristics)
+
+
+def _create_execution_plan(original: Any, graph: Any, engine_id: Any, knobs: Any = None) -> Any:
+    session = _begin(graph)
+    if session is not None:
+        found = session.choose(graph, plan=(engine_id, knobs or {}))
+        if session.deferred and found:
+            session.planned = True
+            session.say_later("create_execution_plan", engine_id, knobs)
+            return graph
+        session.really(graph)
+    return _plainly(original, graph, engine_id, knobs)
+
+
+def _check_support(original: Any, graph: Any) -> None:
+    session = staged.of(graph)
+    if session is not None and session.deferred:
+        if session.planned and session.is_stored(graph):
+            return
+        session.really(graph)
+    _plainly(original, graph)
+
+
+def _build_plans(original: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
+    if not frontend.is_planned(graph) and not ((session := staged.of(graph)) and session.planned):
+        graph.create_execution_plans()  # as the frontend does
+    session, policy = staged.of(graph), args[0] if args else kwargs.get("policy")
+    if session is None or at_work():
+        _plainly(original, graph, *args, **kwargs)
+    elif session.deferred and session.serve(graph, policy):
+        _plainly(original, graph, *args, **kwargs)  # the loaded plan is built: the index and the filters are looked at
+    else:
+        session.build(graph, lambda planned: original(planned, *args, **kwargs), policy)
+
+
+def _build(original: Any, graph: Any, heuristics: Any = None, ctx: Any = None) -> None:
+    cache = active()
+    if cache is None or staged.of(graph) or frontend.is_validated(graph) or frontend.is_planned(graph):
+        original(graph, heuristics, ctx)  # stage by stage, through the hooks
+        return
+    try:
+        choice = Choice(heuristics)
+    except BuilderError:  # the frontend's to refuse
+        _plainly(original, graph, heuristics, ctx)
+        return
+
+    def run(declared: Any) -> None:
+        _plainly(original, declared, heuristics, ctx)
+
+    try:
+        cache._ready(graph, choice, run=run)
+    except DeviceError:
+        run(graph)
+
+
+def _filter(name: str) -> Callable[..., Any]:
+    def hook(original: Any, graph: Any, *args: Any) -> Any:
+        session = staged.of(graph)
+        answer = _plainly(original, graph, *args)
+        if session is not None:
+            if name == "deselect_workspace_greater_than":
+                session.note_limit()
+            if session.deferred:
+                session.say_later(name, *args)
+        return answer
+
+    return hook
+
+
+def _question(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    _answerable(graph)
+    return _plainly(original, graph, *args, **kwargs)
+
+
+def _answerable(graph: Any) -> None:
+    session = staged.of(graph)
+    if session is None or not session.deferred or at_work():
+        return
+    if not session.planned:
+        session.really(graph)
+    elif session.serve(graph):
+        frontend.unselect(graph)  # it was planned, and not built yet
+
+
+def _plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
+    with unhooked():
+        return original(*args, **kwargs)
+
+
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "validate": _validate,
+    "build_operation_graph": _build_operation_graph,
+    "create_execution_plans": _create_execution_plans,
+    "create_execution_plan": _create_execution_plan,
+    "check_support": _check_support,
+    "build_plans": _build_plans,
+    "build": _build,
+    **{name: _filter(name) for name in _FILTERS},
+    **dict.fromkeys(_QUESTIONS, _question),
+}
+
+
+# ---------------------------------------------------------------- on and off
+
+
+def _install() -> None:
+    if _installed:
+        return
+    graph_class = cudnn().pygraph
+    for name, hook in _HOOKS.items():
+        _put_on(graph_class, name, _hooked(hook, _plain(graph_class, name)))
+    _put_on(graph_class, "__init__", _targeted(_plain(graph_class, "__init__")))
+    _put_on(graph_class, "plans", _asked(_plain(graph_class, "plans")))
+    _put_on(graph_class, "execute_plan_at_index", _by_index(_plain(graph_class, "execute_plan_at_index")))
+
+
+def _put_on(graph_class: Any, name: str, hooked: Any) -> None:
+    _installed[name] = _plain(graph_class, name)
+    setattr(graph_class, name, hooked)
+
+
+def _uninstall() -> None:
+    for name, original in _installed.items():
+        setattr(cudnn().pygraph, name, original)
+    _installed.clear()
+
+
+def _plain(graph_class: Any, name: str) -> Any:
+    """The frontend's own method, also where another copy of this module (reloaded) has hooked it."""
+    found = vars(graph_class)[name]
+    getter = found.fget if isinstance(found, property) else found
+    return getattr(getter, _ORIGINAL, found)
+
+
+def _hooked(hook: Callable[..., Any], original: Any) -> Any:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if at_work():
+            return original(self, *args, **kwargs)
+        return hook(original, self, *args, **kwargs)
+
+    setattr(method, _ORIGINAL, original)
+    return method
+
+
+def _targeted(original: Any) -> Any:
+    """The constructor, aware of `target()`."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = target.filled_in(args, kwargs)
+        original(self, *args, **kwargs)
+
+    setattr(method, _ORIGINAL, original)
+    return method
+
+
+def _asked(original: Any) -> Any:
+    def plans(self: Any) -> Any:
+        _answerable(self)
+        return original.fget(self)
+
+    setattr(plans, _ORIGINAL, original)
+    return property(plans, doc=original.__doc__)
+
+
+def _by_index(original: Any) -> Any:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _answerable(self)
+        return original(self, *args, **kwargs)
+
+    setattr(method, _ORIGINAL, original)
+    return method

@@ -1,0 +1,438 @@
+"""Under `enable()` code that knows only cuDNN gets the answers that it gets without, on an empty and a warm cache."""
+
+import importlib
+import subprocess
+import sys
+import textwrap
+
+import cudnn
+import pytest
+
+import plancache
+from plancache import transparent
+from plancache.errors import MissError
+from plancache.outcome import Reason, Source
+from tests import graphs
+from tests.conftest import ROOT
+
+A, FALLBACK = cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK
+CHOICE, ALL = cudnn.build_plan_policy.HEURISTICS_CHOICE, cudnn.build_plan_policy.ALL
+
+
+@pytest.fixture(autouse=True)
+def off(monkeypatch):
+    yield
+    transparent.disable()
+
+
+@pytest.fixture
+def declared(h200):
+    """Graphs made by `cudnn.pygraph` itself, for a device that is not here."""
+
+    def declare(m=32):
+        graph = cudnn.pygraph(
+            io_data_type=cudnn.data_type.HALF,
+            intermediate_data_type=cudnn.data_type.FLOAT,
+            compute_data_type=cudnn.data_type.FLOAT,
+            device_property=h200.native,
+            sm_version=h200.sm_version,
+        )
+        a = graph.tensor(dim=[1, m, 64], stride=[m * 64, 64, 1], name="a")
+        b = graph.tensor(dim=[1, 64, 128], stride=[64 * 128, 128, 1], name="b")
+        c = graph.matmul(a, b, name="product")
+        c.set_output(True)
+        return graph, c
+
+    return declare
+
+
+def stages(graph, heuristics=(A,), between=lambda graph: None, after=lambda graph: None, policy=None):
+    graph.validate()
+    graph.build_operation_graph()
+    between(graph)
+    graph.create_execution_plans(list(heuristics))
+    after(graph)
+    graph.check_support()
+    graph.build_plans(*([] if policy is None else [policy]))
+
+
+PAIR = (4, {cudnn.knob_type.KERNEL_CFG: 1})
+
+
+def explicit(graph):
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plan(*PAIR)
+    graph.check_support()
+    graph.build_plans()
+
+
+def validated_only(graph):
+    graph.validate()
+    graph.build_operation_graph()
+    return graph.get_engine_count(), str(graph.get_knobs_for_engine(4)), graph.get_execution_plan_count()
+
+
+def planned_only(graph):
+    graph.validate()
+    graph.create_execution_plans([A])
+    with pytest.raises(RuntimeError, match="build"):
+        graph.get_workspace_size()
+    names = [graph.get_plan_name_at_index(index) for index in range(graph.get_execution_plan_count())]
+    pairs = [graph.get_engine_and_knobs_at_index(index) for index in range(len(graph.plans))]
+    graph.build_plans()
+    return names, pairs
+
+
+def chosen_by_index(graph):
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([A])
+    graph.check_support()
+    graph.build_plan_at_index(2)
+    return graph.get_workspace_size_plan_at_index(2)
+
+
+def pinned(graph):
+    graph.validate()
+    graph.create_execution_plans([A])
+    graph.select_plan(1)
+    graph.build_plans()
+
+
+# name -> what is done, and what it comes to on a warm cache
+WAYS = {
+    "build": (lambda graph: graph.build(), Source.DISK),
+    "build with a mode": (lambda graph: graph.build([A]), Source.DISK),
+    "stage by stage": (stages, Source.DISK),
+    "with a policy": (lambda graph: stages(graph, policy=CHOICE), Source.DISK),
+    "two modes": (lambda graph: stages(graph, [A, FALLBACK]), Source.DISK),
+    "validated, then build": (lambda graph: (graph.validate(), graph.build([A]))[1], Source.DISK),
+    "a filter before planning": (lambda g: stages(g, between=lambda g: g.deselect_engines(["eng4"])), Source.DISK),
+    "a filter after planning": (lambda g: stages(g, after=lambda g: g.deselect_engines(["eng4"])), Source.DISK),
+    "a late limit": (lambda g: stages(g, between=lambda g: g.deselect_workspace_greater_than(0)), Source.DISK),
+    "a limit after planning": (lambda g: stages(g, after=lambda g: g.deselect_workspace_greater_than(0)), Source.DISK),
+    "a note": (
+        lambda g: stages(g, after=lambda g: g.select_behavior_notes([cudnn.behavior_note.RUNTIME_COMPILATION])),
+        Source.DISK,
+    ),
+    "an explicit plan": (explicit, Source.DISK),
+    "validated only": (validated_only, None),
+    "asked before it is built": (planned_only, Source.DISK),
+    "another index": (chosen_by_index, None),
+    "pinned": (pinned, Source.BYPASSED),
+}
+
+
+def state(graph, c):
+    """All that can be asked of a graph in whatever state it is, without a GPU."""
+    answers = [list(c.get_dim()), list(c.get_stride()), c.get_data_type(), graph.get_execution_plan_count()]
+    for ask in (
+        lambda: graph.get_workspace_size(),
+        lambda: [graph.get_plan_name_at_index(index) for index in range(graph.get_execution_plan_count())],
+        lambda: [graph.get_engine_and_knobs_at_index(index) for index in range(graph.get_execution_plan_count())],
+        lambda: graph.get_behavior_notes(),
+        lambda: graph.selected_engine,
+        lambda: graph.get_cuda_graph_retention(),
+    ):
+        try:
+            answers.append(ask())
+        except Exception as error:
+            answers.append((type(error), str(error)))
+    return answers
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_every_way_to_build_gives_the_same_on_no_an_empty_and_a_warm_cache(way, declared, tmp_path):
+    do, source = WAYS[way]
+
+    def once():
+        graph, c = declared()
+        try:
+            result = do(graph)
+        except Exception as error:
+            result = type(error), str(error)
+        return result, state(graph, c), plancache.last_outcome(graph)
+
+    plain = once()
+    assert plain[2] is None
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        cold, warm = once(), once()
+    assert cold[:2] == plain[:2]
+    assert warm[:2] == plain[:2]
+    if source is not None:
+        assert warm[2] is not None, plain[0]
+        assert warm[2].source is source
+
+
+def test_on_a_hit_none_of_the_expensive_stages_runs(declared, tmp_path, monkeypatch):
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        stages(declared()[0])
+
+        def never(*_):
+            raise AssertionError("a stage ran that a hit does not need")
+
+        for name in ("_lower_to_cpp", "_candidate_engines", "_attach_facts"):
+            monkeypatch.setattr(cudnn.pygraph, name, never)
+        graph, c = declared()
+        stages(graph)
+        assert plancache.last_outcome(graph).source is Source.DISK
+        assert graph.get_plan_name_at_index(0)
+        assert c.get_dim() == [1, 32, 128] or tuple(c.get_dim()) == (1, 32, 128)
+
+
+def test_two_orders_of_a_workspace_limit_are_two_plans(declared, tmp_path):
+    # Before validate() it does not reach the backend (frontend 1.32); after, it does.
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        for early in (True, False):
+            graph, _ = declared()
+            if early:
+                graph.deselect_workspace_greater_than(0)
+            stages(graph, between=lambda g, early=early: None if early else g.deselect_workspace_greater_than(0))
+            assert plancache.last_outcome(graph).source is Source.BUILT
+    with plancache.open(tmp_path / "cache") as cache:
+        assert len({listed.row.build for listed in cache.rows()}) == 2
+
+
+def test_policy_all_is_built_whole_and_not_cached(declared, tmp_path):
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        stages(declared()[0])
+        graph, _ = declared()
+        stages(graph, policy=ALL)
+        outcome = plancache.last_outcome(graph)
+        assert (outcome.source, outcome.reason) == (Source.BYPASSED, Reason.EVERY_PLAN)
+        sizes = [graph.get_workspace_size_plan_at_index(index) for index in (0, 1)]
+    assert all(isinstance(size, int) for size in sizes)
+
+
+def test_wrong_arguments_are_refused_by_the_frontend_as_ever(declared, tmp_path):
+    def errors():
+        found = []
+        for call in (
+            lambda g: g.build("A"),
+            lambda g: stages(g, ["A"]),
+            lambda g: g.create_execution_plan("four"),
+            lambda g: (stages(g), g.create_execution_plans([A])),
+            lambda g: (stages(g), g.get_plan_name_at_index(99)),
+            lambda g: g.nothing_of_this_name,
+            lambda g: (g.validate(), g.nothing_of_this_name),
+            lambda g: g.select_plan(0),
+        ):
+            with pytest.raises(Exception) as caught:  # noqa: PT011 (whatever it is, it must be the same)
+                call(declared()[0])
+            found.append((type(caught.value), str(caught.value)))
+        return found
+
+    plain = errors()
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        assert errors() == plain
+        assert errors() == plain
+
+
+def test_a_graph_that_is_not_supported_fails_with_the_frontends_own_error(h200, tmp_path):
+    def attempt():
+        graph = cudnn.pygraph(
+            io_data_type=cudnn.data_type.HALF,
+            compute_data_type=cudnn.data_type.FLOAT,
+            device_property=h200.native,
+            sm_version=h200.sm_version,
+        )
+        x = graph.tensor(dim=[1, 3, 5, 7], stride=[105, 35, 7, 1])
+        w = graph.tensor(dim=[4, 2, 3, 3], stride=[18, 9, 3, 1])
+        graph.conv_fprop(x, w, padding=[0, 0], stride=[1, 1], dilation=[1, 1]).set_output(True)
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            stages(graph)
+        return type(caught.value), str(caught.value)
+
+    plain = attempt()
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        assert [attempt(), attempt()] == [plain, plain]
+        assert list(cache.rows()) == []
+
+
+def test_the_graph_wrapper_is_served_too(targeted, tmp_path):
+    def wrapped():
+        with cudnn.Graph(
+            io_data_type=cudnn.data_type.HALF, compute_data_type=cudnn.data_type.FLOAT, heuristics=[A]
+        ) as graph:
+            a = graph.tensor(dim=[1, 32, 64], stride=[2048, 64, 1], name="a")
+            b = graph.tensor(dim=[1, 64, 128], stride=[8192, 128, 1], name="b")
+            graph.matmul(a, b, name="c").set_output(True)
+
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        try:
+            wrapped()
+        except Exception as error:
+            pytest.skip(f"needs a GPU: {error}")
+        wrapped()
+        assert [source for source, _ in cache.stats()] == [Source.BUILT, Source.DISK]
+
+
+def test_target_reaches_builders_that_call_cudnn_themselves(targeted, tmp_path):
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        graph = cudnn.pygraph(io_data_type=cudnn.data_type.HALF, compute_data_type=cudnn.data_type.FLOAT)
+        a = graph.tensor(dim=[1, 32, 64], stride=[2048, 64, 1])
+        b = graph.tensor(dim=[1, 64, 128], stride=[8192, 128, 1])
+        graph.matmul(a, b).set_output(True)
+        graph.build()
+        assert plancache.last_outcome(graph).stored
+
+
+def test_dynamic_shapes_get_the_kernel_cache_of_their_topology(targeted, tmp_path):
+    from tests.test_kernel_cache import mlp
+
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        outcomes = []
+        for m in (8, 9, 8):
+            graph = mlp(m)
+            stages(graph)
+            outcomes.append(plancache.last_outcome(graph))
+        assert [outcome.reason for outcome in outcomes] == [Reason.ABSENT, Reason.KERNELS, Reason.FOUND]
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        graph = mlp(77)
+        stages(graph)
+        assert plancache.last_outcome(graph).reason is Reason.KERNELS
+
+
+# ------------------------------------------------------------ on, off and twice
+
+
+def test_off_again_nothing_is_hooked(declared, tmp_path):
+    before = dict(vars(cudnn.pygraph))
+    for _ in range(2):
+        plancache.enable(plancache.open(tmp_path / "cache"))
+    assert vars(cudnn.pygraph)["build"] is not before["build"]
+    plancache.disable()
+    plancache.disable()
+    assert dict(vars(cudnn.pygraph)) == before
+    graph, _ = declared()
+    stages(graph)
+    assert plancache.last_outcome(graph) is None
+
+
+def test_what_was_put_off_is_done_when_it_is_switched_off(declared, tmp_path):
+    cache = plancache.enable(plancache.open(tmp_path / "cache"))
+    stages(declared()[0])
+    validated, planned = declared()[0], declared()[0]
+    validated.validate()
+    planned.validate()
+    planned.create_execution_plans([A])
+    plancache.disable()
+    assert validated.get_execution_plan_count() == 0
+    assert planned.get_execution_plan_count() > 0
+    planned.build_plans()
+    assert planned.get_workspace_size() >= 0
+    cache.close()
+
+
+def test_of_two_caches_the_innermost_counts(declared, tmp_path):
+    outer, inner = plancache.open(tmp_path / "outer"), plancache.open(tmp_path / "inner")
+    with plancache.enabled(outer), plancache.enabled(inner):
+        declared()[0].build()
+        with plancache.enabled(outer):
+            declared()[0].build()
+    assert [sum(cache.stats().values()) for cache in (outer, inner)] == [1, 1]
+    assert "build" not in transparent._installed
+
+
+def test_reloading_the_module_hooks_once(declared, tmp_path):
+    plain = vars(cudnn.pygraph)["build"]
+    plancache.enable(plancache.open(tmp_path / "cache"))
+    importlib.reload(transparent)
+    with plancache.open(tmp_path / "cache") as cache, transparent.enabled(cache):
+        graph, _ = declared()
+        graph.build()
+        assert sum(cache.stats().values()) == 1
+    assert vars(cudnn.pygraph)["build"] is plain
+
+
+def test_explicit_builds_and_decorated_ones_go_to_their_own_cache_once(tmp_path, targeted):
+    own = plancache.open(tmp_path / "own")
+    with plancache.open(tmp_path / "enabled") as cache, plancache.enabled(cache):
+        assert own.build(graphs.matmul()[0]).stored
+        assert cache.stats() == {}
+
+
+def test_require_hit_is_an_error_and_off_changes_nothing(declared, tmp_path):
+    with plancache.open(tmp_path / "cache", mode="require-hit") as cache, plancache.enabled(cache):
+        for attempt in (lambda g: g.build(), stages):
+            with pytest.raises(MissError):
+                attempt(declared()[0])
+    with plancache.open(tmp_path / "cache", mode="off") as cache, plancache.enabled(cache):
+        graph, _ = declared()
+        stages(graph)
+        assert plancache.last_outcome(graph).reason is Reason.OFF
+
+
+def test_check_mode_builds_what_a_hit_would_have_served(declared, tmp_path):
+    for mode, source in (("read-write", Source.BUILT), ("check", Source.BUILT), ("check", Source.BUILT)):
+        with plancache.open(tmp_path / "cache", mode=mode) as cache, plancache.enabled(cache):
+            graph, _ = declared()
+            stages(graph)
+            assert plancache.last_outcome(graph).source is source
+
+
+SCRIPT = """
+import sys, time
+from cudnn import data_type, heur_mode, pygraph
+import plancache
+plancache.enable(plancache.open(sys.argv[1]))
+with plancache.target("h200"):
+    graph = pygraph(io_data_type=data_type.HALF, compute_data_type=data_type.FLOAT)
+    q, k, v = (graph.tensor(dim=[1, 8, 512, 128], stride=[8 * 512 * 128, 512 * 128, 128, 1]) for _ in range(3))
+    o, _ = graph.sdpa(q=q, k=k, v=v, attn_scale=0.1, is_inference=True, use_causal_mask=True)
+    o.set_output(True)
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([heur_mode.A])
+    graph.check_support()
+    graph.build_plans()
+print(plancache.last_outcome(graph).source, "cudnn.sdpa.fwd.engines" in sys.modules)
+"""
+
+
+def test_a_second_process_imports_no_python_engine(tmp_path):
+    said = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(SCRIPT), tmp_path],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert said == ["built True\n", "disk False\n"]
+
+
+def test_a_graph_that_is_still_open_after_validation_may_be_changed(h200, tmp_path):
+    # Where one of the frontend's Python engines may take it, validate() neither lowers nor freezes a graph.
+    def attention():
+        graph = cudnn.pygraph(
+            io_data_type=cudnn.data_type.HALF,
+            compute_data_type=cudnn.data_type.FLOAT,
+            device_property=h200.native,
+            sm_version=h200.sm_version,
+        )
+        q, k, v = (graph.tensor(dim=[1, 2, 64, 64], stride=[8192, 4096, 64, 1]) for _ in range(3))
+        o, _ = graph.sdpa(q=q, k=k, v=v, attn_scale=0.1, is_inference=True)
+        o.set_output(True)
+        return graph, o
+
+    def changed():
+        graph, o = attention()
+        graph.validate()
+        try:
+            o.set_name("renamed")
+            graph.relu(o).set_output(True)
+            stages(graph)
+        except Exception as error:
+            return type(error), str(error)
+        return state(graph, o)
+
+    changed()  # what the Python engines say on a machine without a GPU depends on whether they were asked before
+    plain = changed()
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        stages(attention()[0])
+        assert changed() == plain
+        assert changed() == plain
