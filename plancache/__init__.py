@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from plancache.cudnn.device import device as device
     from plancache.cudnn.target import pygraph as pygraph
     from plancache.cudnn.target import target as target
+    from plancache.dropin import graph_cache as graph_cache
+    from plancache.dropin import jit as jit
     from plancache.errors import PlanCacheError as PlanCacheError
     from plancache.keys import PlanKey as PlanKey
     from plancache.opening import open as open
@@ -47,6 +49,8 @@ _WHERE = {
     "device": "plancache.cudnn.device",
     "pygraph": "plancache.cudnn.target",
     "target": "plancache.cudnn.target",
+    "graph_cache": "plancache.dropin",
+    "jit": "plancache.dropin",
     "PlanCacheError": "plancache.errors",
     "PlanKey": "plancache.keys",
     "Outcome": "plancache.outcome",

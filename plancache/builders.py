@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
@@ -11,12 +13,13 @@ from typing import Any, TypeVar, overload
 from plancache import opening
 from plancache.cache import PlanCache
 from plancache.cudnn import frontend, target
-from plancache.cudnn.device import current_ordinal
-from plancache.errors import BuilderError
+from plancache.cudnn.device import current_ordinal, is_capturing
+from plancache.errors import BuilderError, CaptureError
 
 _default_lock = threading.Lock()
 _default: PlanCache | None = None
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Graphs = OrderedDict[Any, "_Ready"]
 
 
 def default_cache() -> PlanCache:
@@ -44,6 +47,7 @@ class CachedBuilder:
         heuristics: Any,
         policy: Any,
         memory: int,
+        key: Callable[..., Any] | None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
@@ -53,6 +57,7 @@ class CachedBuilder:
         self.policy = policy
         self._cache = cache
         self._memory = memory
+        self._key = key
         self._local = threading.local()
 
     @property
@@ -61,23 +66,43 @@ class CachedBuilder:
         return self._cache or default_cache()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        graphs, slot = self._graphs(), self._slot(args, kwargs)
-        if slot is not None and slot in graphs:
-            graphs.move_to_end(slot)
-            return graphs[slot]
+        try:
+            kept = self._local.graphs
+        except AttributeError:
+            kept = self._new_thread()
+        slot = self._slot(args, kwargs)
+        if slot is not None and (ready := kept.get(slot)) is not None:
+            kept.move_to_end(slot)
+            if not ready.pinned and ready.handle is not None and is_capturing(ready.handle):
+                ready.pinned = True
+                _forever.append(ready)
+            return ready.result
+        handle = next((one for one in (*args, *kwargs.values()) if _is_handle(one)), None)
+        if is_capturing(handle):
+            raise CaptureError(
+                f"{self.name} was called for a new graph while its stream is being captured",
+                found="a plan that is not in memory yet",
+                expected="one that was made ready before the capture",
+                todo="Call the builder with these arguments once before capturing.",
+            )
         result = self.function(*args, **kwargs)
-        self.cache.build(the_graph(result, self.name), self.heuristics, self.policy, builder=self.name)
+        graph = the_graph(result, self.name)
+        self.cache.build(graph, self.heuristics, self.policy, builder=self.name)
         if slot is not None:
-            graphs[slot] = result
-            while len(graphs) > self._memory:
-                graphs.popitem(last=False)
+            kept[slot] = _Ready(result, frontend.handle_of(graph))
+            while len(kept) > self._memory:
+                kept.popitem(last=False)
         return result
 
-    def _graphs(self) -> OrderedDict[Any, Any]:
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # As a function would: in a class it becomes a method, whose instance is its first argument.
+        return self if instance is None else functools.partial(self, instance)
+
+    def _new_thread(self) -> _Graphs:
         # Per thread: cuDNN forbids running one handle's plans from two threads at once.
-        graphs: OrderedDict[Any, Any] | None = getattr(self._local, "graphs", None)
-        if graphs is None:
-            graphs = self._local.graphs = OrderedDict()
+        graphs: _Graphs = OrderedDict()
+        self._local.graphs = graphs
+        _every[id(graphs)] = graphs
         return graphs
 
     def _slot(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,22 +111,66 @@ class CachedBuilder:
         The target takes part, or else the current device, and the handle itself: a graph runs on what it was made
         with.
         """
-        chosen = target.current()
+        place = target.current() or current_ordinal()
         try:
-            slot = (chosen or current_ordinal(), _exactly(args), _exactly(tuple(sorted(kwargs.items()))))
+            slot: tuple[Any, ...]
+            if self._key is not None:
+                slot = (place, self._key(*args, **kwargs))
+            elif kwargs:
+                slot = (place, _exactly(args), _exactly(tuple(sorted(kwargs.items()))))
+            else:
+                slot = (place, _exactly(args))
             hash(slot)
         except TypeError:
             return None
         return slot
 
 
+class _Ready:
+    """A live graph: what its builder returned, the handle that it was made with, and whether it is never freed."""
+
+    __slots__ = ("handle", "pinned", "result")
+
+    def __init__(self, result: Any, handle: Any) -> None:
+        self.result = result
+        self.handle = handle
+        self.pinned = False
+
+
+# Graphs that were asked for while a stream was captured: the captured CUDA graph launches their kernels, for as long as
+# it lives, which nobody can tell.
+_forever: list[_Ready] = []
+_every: weakref.WeakValueDictionary[int, _Graphs] = weakref.WeakValueDictionary()
+
+
+@atexit.register
+def _let_go() -> None:
+    """While CUDA is still there: plans that are torn down with the interpreter have crashed (cuDNN 9.10 and later)."""
+    for graphs in list(_every.values()):
+        graphs.clear()
+    _forever.clear()
+
+
+def _is_handle(value: Any) -> bool:
+    return type(value).__name__ == "Handle" and type(value).__module__.startswith("cudnn")
+
+
 def _exactly(value: Any) -> Any:
-    """`value` so that only the same compares equal: 1, 1.0 and True make different graphs, as do 0.0 and -0.0."""
+    """`value` so that only the same compares equal: 1, 1.0 and True make different graphs, as do 0.0 and -0.0.
+
+    A tensor of a framework stands for its shape, strides, type and device.
+    """
+    kind = type(value)
+    if kind is int or kind is str:
+        return (kind, value)
     if isinstance(value, tuple):
-        return (type(value), *map(_exactly, value))
+        return (kind, *map(_exactly, value))
     if isinstance(value, float):
-        return (type(value), value.hex())
-    return (type(value), value)
+        return (kind, value.hex())
+    if hasattr(kind, "__dlpack__"):
+        stride = value.stride() if callable(getattr(value, "stride", None)) else getattr(value, "strides", None)
+        return (kind, tuple(value.shape), stride, str(value.dtype), str(getattr(value, "device", "")))
+    return (kind, value)
 
 
 @overload
@@ -114,6 +183,7 @@ def cached(
     heuristics: Any = None,
     policy: Any = None,
     memory: int = 256,
+    key: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], CachedBuilder]: ...
 def cached(
     function: Callable[..., Any] | None = None,
@@ -124,6 +194,7 @@ def cached(
     heuristics: Any = None,
     policy: Any = None,
     memory: int = 256,
+    key: Callable[..., Any] | None = None,
 ) -> Any:
     """Make a graph builder return graphs that are ready to execute, from the cache where they are in it.
 
@@ -135,17 +206,22 @@ def cached(
         cache: where plans are kept; None is the process's cache (`PLANCACHE_DIR`).
         heuristics: as for `PlanCache.build`.
         policy: as for `PlanCache.build`.
-        memory: how many live graphs each thread keeps; the least recently used one goes first.
+        memory: how many live graphs each thread keeps; the least recently used one goes first. One that was asked
+            for while the stream of its handle was being captured is never freed.
+        key: gives, from the arguments, what a live graph is remembered by. Without it, the arguments themselves, of
+            which a framework's tensor stands for its shape, strides, type and device; what cannot be hashed is not
+            remembered.
 
     Raises, when the builder is called:
         BuilderError: it returned no graph, more than one, or one that was planned already.
+        CaptureError: a plan would have to be loaded or built while the handle's stream is being captured.
         And whatever the builder or cuDNN raises, unchanged.
 
     Not promised: anything about a builder that gives different graphs for equal arguments.
     """
 
     def decorate(builder: Callable[..., Any]) -> CachedBuilder:
-        return CachedBuilder(builder, cases, cache, heuristics, policy, memory)
+        return CachedBuilder(builder, cases, cache, heuristics, policy, memory, key)
 
     return decorate if function is None else decorate(function)
 

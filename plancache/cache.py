@@ -26,7 +26,7 @@ from plancache.cudnn.graph import NotKeyableError
 from plancache.cudnn.graph import labels as labels_of
 from plancache.cudnn.plans import Choice, Declared, Request, UnkeptPlanError, UnknownEnvironmentError
 from plancache.dynamic import Dynamic, topology_key
-from plancache.errors import BuilderError, PlanCacheError, StoreError
+from plancache.errors import BuilderError, CaptureError, PlanCacheError, StoreError
 from plancache.explain import Explanation
 from plancache.finding import Finding
 from plancache.kernels import KernelCache, KernelKey
@@ -99,6 +99,11 @@ class PlanCache(Finding):
         """See `build`. `run` builds the graph, in place of the frontend's stages one by one."""
         started = time.perf_counter()
         wanted = self._request(graph, choice, started, builder)
+        if devices.is_capturing(frontend.handle_of(graph)):
+            raise CaptureError(
+                "a graph cannot be made ready while its stream is being captured",
+                todo="Build or load it before the capture.",
+            )
         if isinstance(wanted, Outcome):
             return self._noted(graph, self._bypass(graph, choice, wanted, started, run))
         wanted = replace(wanted, run=run)

@@ -47,6 +47,10 @@ class BuilderError(PlanCacheError):
     """A graph builder returned something that cannot be made ready: no graph, two graphs, a graph already planned."""
 
 
+class CaptureError(PlanCacheError):
+    """A plan would have to be loaded or built while its stream is being captured, which CUDA does not allow."""
+
+
 class SettingsError(PlanCacheError):
     """An environment variable or argument has a value that is not allowed; `name` says which one."""
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from plancache import checking, lookups
+from plancache.cudnn import device as devices
 from plancache.cudnn import frontend, plans
 from plancache.cudnn.deferred import StandIn
 from plancache.cudnn.graph import NotKeyableError
@@ -43,6 +44,8 @@ def of(graph: Any) -> Session | None:
 def start(cache: PlanCache, graph: Any) -> Session | None:
     """Begin with a declared graph: validate it, or put that off. None, and nothing done, if it cannot be cached."""
     started = time.perf_counter()
+    if devices.is_capturing(frontend.handle_of(graph)):
+        return None
     try:
         declared = cache._declared(graph, Choice(), started)
         if isinstance(declared, Outcome):

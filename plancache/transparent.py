@@ -23,7 +23,7 @@ from plancache.cudnn import frontend, target
 from plancache.cudnn.libraries import cudnn
 from plancache.cudnn.plans import Choice
 from plancache.cudnn.unhooked import at_work, unhooked
-from plancache.errors import BuilderError, DeviceError
+from plancache.errors import BuilderError, CaptureError, DeviceError
 
 # What a graph cannot answer before it was planned: its planning is then done, or its plan loaded.
 _QUESTIONS = (
@@ -200,7 +200,7 @@ def _build(original: Any, graph: Any, heuristics: Any = None, ctx: Any = None) -
 
     try:
         cache._ready(graph, choice, run=run)
-    except DeviceError:
+    except (CaptureError, DeviceError):  # whatever comes of it is the frontend's
         run(graph)
 
 

@@ -191,10 +191,21 @@ def live(ordinal: int | None) -> Device:
 
 def current_ordinal() -> int | None:
     """The ordinal of the current device; None where there is none. Microseconds after the first call."""
+    if _no_driver_here:
+        return None
     try:
         return _current(_cuda_driver())
     except (DeviceError, LibraryError):
         return None
+
+
+def is_capturing(handle: Any) -> bool:
+    """Whether the stream of a handle is being captured into a CUDA graph. About a microsecond."""
+    if handle is None or _no_driver_here:
+        return False
+    driver = _cuda_driver()
+    status, state = driver.cuStreamIsCapturing(driver.CUstream(int(libraries.cudnn().get_stream(handle) or 0)))
+    return int(status) == 0 and int(state) == int(driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
 
 
 def _from_string(text: str) -> Device:
