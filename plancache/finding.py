@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from plancache import stored
+from plancache.cudnn import device as devices
 from plancache.cudnn import libraries, plans
 from plancache.cudnn.plans import Request, Route
 from plancache.errors import PlanCacheError, RecordError, StoreError
@@ -158,6 +159,7 @@ def _loaded(wanted: Request, found: Found) -> Found:
     except PlanCacheError:
         raise
     except Exception as error:
+        devices.clear_error()
         if plans.is_refusal(error):
             return replace(found, reason=Reason.REFUSED, fields=None, detail=str(error))
         return replace(found, reason=Reason.FAULT, record=None, fields=None, detail=str(error))

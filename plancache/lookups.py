@@ -14,7 +14,12 @@ from plancache.keys import PlanKey
 from plancache.outcome import Outcome, Reason, Source
 
 # Kinds of plans that are built and not kept.
-UNKEPT = {"python": Reason.PYTHON_ENGINE, "delegated": Reason.DELEGATED, "unreadable": Reason.UNREADABLE}
+UNKEPT = {
+    "python": Reason.PYTHON_ENGINE,
+    "delegated": Reason.DELEGATED,
+    "unreadable": Reason.UNREADABLE,
+    "unloadable": Reason.UNLOADABLE,
+}
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Reason(StrEnum):
     PYTHON_ENGINE = "python engine"
     DELEGATED = "the backend chose among plans that it does not show"
     UNREADABLE = "the built plan could not be read back"
+    UNLOADABLE = "cuDNN cannot load the plan that it has built"
     KERNEL_CACHE = "the graph has a kernel cache of its own, which a loaded plan would leave empty"
     EVERY_PLAN = "policy ALL asks for every plan, and one is kept"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, lru_cache
@@ -206,6 +207,22 @@ def is_capturing(handle: Any) -> bool:
     driver = _cuda_driver()
     status, state = driver.cuStreamIsCapturing(driver.CUstream(int(libraries.cudnn().get_stream(handle) or 0)))
     return int(status) == 0 and int(state) == int(driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
+
+
+def clear_error() -> None:
+    """Forget the CUDA error that a failed load has left behind.
+
+    Loading with a handle captures a stream. Where a plan cannot be captured, the runtime keeps the error, and
+    whoever asks for the last one next, as torch does, takes it for his own (instance norm backward on cuDNN 9.19).
+    """
+    import ctypes
+
+    for name in ("libcudart.so.13", "libcudart.so.12"):
+        try:
+            runtime = ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+        except OSError:
+            continue
+        runtime.cudaGetLastError()
 
 
 def _from_string(text: str) -> Device:

@@ -223,18 +223,20 @@ def backend_handle(graph: Any) -> int:
     return handle
 
 
-def load(graph: Any, blob: bytes, device_property: Any) -> Any:
+def load(graph: Any, blob: bytes, device_property: Any, bare: bool = False) -> Any:
     """A container with the plan in `blob`, made as the frontend would make it for `graph`.
 
     Args:
         graph: the graph that the plan is for; gives name, handle, kernel cache and retention.
         blob: what `serialize` gave.
         device_property: cuDNN's device descriptor, or None to load with the graph's handle.
+        bare: leave the graph's kernel cache alone.
 
     Raises whatever the frontend raises: RuntimeError or cudnnGraphNotSupportedError.
     """
     given = graph._cpp_graph_kwargs
-    kept = {name: given[name] for name in ("name", "kernel_cache", "cuda_graph_retention") if name in given}
+    names = ("name", "cuda_graph_retention", *(() if bare else ("kernel_cache",)))
+    kept = {name: given[name] for name in names if name in given}
     if device_property is not None:
         kept["device_property"] = device_property
     else:

@@ -209,7 +209,7 @@ def declared_tensors(declared: Any) -> dict[int, Any]:
 
 
 def taken(built: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
-    """The plan of a built graph.
+    """The plan of a built graph, which was loaded once to see that it can be.
 
     Args:
         before: its `declared_tensors`, from before the build.
@@ -225,9 +225,18 @@ def taken(built: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
         after = declared_tensors(built)
         inferred = [[uid, *now] for uid, now in after.items() if now != before.get(uid)]
         by_itself = frontend.validates_by_itself(built)
-        return BuiltPlan(frontend.plan_list(built), inferred, built.serialize(as_bytes=True), seconds, by_itself)
+        blob = built.serialize(as_bytes=True)
+        plan = BuiltPlan(frontend.plan_list(built), inferred, blob, seconds, by_itself)
     except Exception as error:  # the graph is ready; what went wrong is only the keeping
         raise UnkeptPlanError("unreadable", f"{type(error).__name__}: {error}") from error
+    try:
+        # A few of a thousand milliseconds: some plans cannot be loaded at all (a warm-up that cannot be captured), and
+        # every process after this one would fail at it before it builds.
+        frontend.load(built, blob, frontend.arguments(built).get("device_property"), bare=True)
+    except Exception as error:
+        devices.clear_error()
+        raise UnkeptPlanError("unloadable", f"{type(error).__name__}: {error}") from error
+    return plan
 
 
 def _attributes(tensor: Any) -> tuple[list[int], list[int], str | None]:

@@ -29,7 +29,7 @@ _ROWS = f"SELECT {_COLUMNS}, used, hits, length(record) FROM plans"
 _FAMILY = "id BETWEEN ? AND ?"
 _NEWEST_FIRST = " ORDER BY created DESC, key, route"
 # A stamp that is older than what another process has stamped changes nothing; one from the future is put right.
-_STAMP = "UPDATE plans SET used = iif(used > ?1, ?2, max(used, ?2)), hits = hits + ?3 WHERE id = ?4"
+_STAMP = "UPDATE plans SET used = iif(used > ?, ?, max(used, ?)), hits = hits + ? WHERE id = ?"
 # Seconds that a writer waits for its turn, and between two tries. SQLite itself tries ten times a second: where
 # several processes write all the time, one of eight found the database locked each time for two seconds (measured).
 _TURN, _POLL = 2.0, 0.002
@@ -242,7 +242,8 @@ class SqliteStore(Store):
         with suppress(KeyError):  # there are no more of them
             for _ in range(max(1, self.bounds.journal // 8 // _PAGE)):
                 row, (when, hits) = self._used.popitem()
-                stamps.append((now, min(when, now), hits, _number(*row)))
+                used = min(when, now)
+                stamps.append((now, used, used, hits, _number(*row)))
         if stamps:
             connection.executemany(_STAMP, stamps)
 
