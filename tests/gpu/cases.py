@@ -112,3 +112,60 @@ def dynamic(directory):
             *inputs, output = pack.values()
             torch.testing.assert_close(output.float(), reference("matmul", inputs), atol=3e-2, rtol=2e-2)
             print(outcome.source, f"{1e3 * outcome.seconds:.1f}")
+
+
+def staged(directory):
+    """Code that knows only cuDNN, stage by stage under enable(): where its plan came from, the output, milliseconds."""
+    handle = cudnn.create_handle()
+    with plancache.open(directory) as cache, plancache.enabled(cache):
+        for name in ("matmul", "conv", "sdpa"):
+            graph, tensors = getattr(graphs, name)(handle)
+            started = time.perf_counter()
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([cudnn.heur_mode.A])
+            graph.check_support()
+            graph.build_plans()
+            took = time.perf_counter() - started
+            pack = buffers(tensors)
+            workspace = torch.empty(max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8)
+            graph.execute(pack, workspace, handle=handle)
+            torch.cuda.synchronize()
+            *inputs, output = pack.values()
+            torch.testing.assert_close(output.float(), reference(name, inputs), atol=3e-2, rtol=2e-2)
+            digest = hashlib.sha256(output.cpu().numpy().tobytes()).hexdigest()[:16]
+            print(plancache.last_outcome(graph).source, digest, f"{1e3 * took:.1f}")
+
+
+def capture(directory):
+    """While a stream captures: what is in memory serves and is kept for ever, everything else is a clear error."""
+    from plancache import builders
+    from plancache.errors import CaptureError
+
+    handle, stream = cudnn.create_handle(), torch.cuda.Stream()
+    cudnn.set_stream(handle, stream.cuda_stream)
+    cache = plancache.open(directory)
+    matmul = plancache.cached(cache=cache, memory=1)(lambda handle, m: graphs.matmul(handle, m=m))
+    graph, tensors = matmul(handle, 64)
+    pack = buffers(tensors)
+    workspace = torch.empty(max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8)
+    with torch.cuda.stream(stream):
+        graph.execute(pack, workspace, handle=handle)
+        stream.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=stream):
+            again, _ = matmul(handle, 64)
+            again.execute(pack, workspace, handle=handle)
+            for call in (lambda: matmul(handle, 48), lambda: cache.build(graphs.matmul(handle, m=48)[0])):
+                try:
+                    call()
+                except CaptureError as error:
+                    print(type(error).__name__)
+    print(again is graph, len(builders._forever))
+    matmul(handle, 32)  # there is room for one: the captured one is evicted, and must live on
+    *inputs, output = pack.values()
+    output.zero_()
+    captured.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(output.float(), reference("matmul", inputs), atol=3e-2, rtol=2e-2)
+    print("replayed")

@@ -52,3 +52,14 @@ def test_the_fingerprint_of_a_live_device_is_that_of_its_json_and_takes_no_json(
     live, described, micros = on_gpu("fingerprint()")
     print("fingerprint", live, f"{micros} us")
     assert live == described
+
+
+def test_code_that_knows_only_cudnn_is_served_stage_by_stage_with_the_same_bits(on_gpu, tmp_path):
+    first, second = on_gpu(f"staged({str(tmp_path)!r})"), on_gpu(f"staged({str(tmp_path)!r})")
+    print("staged", first, second)
+    assert [line.split()[0] for line in (*first, *second)] == ["built"] * 3 + ["disk"] * 3
+    assert [line.split()[1] for line in first] == [line.split()[1] for line in second]
+
+
+def test_while_a_stream_captures_memory_serves_and_the_rest_is_a_clear_error(on_gpu, tmp_path):
+    assert on_gpu(f"capture({str(tmp_path)!r})") == ["CaptureError", "CaptureError", "True 1", "replayed"]
