@@ -67,7 +67,8 @@ def _sublibraries() -> tuple[tuple[str, ...], bool]:
     choose other plans.
     """
     directory = library_path().parent
-    engines = {path.name.split(".so")[0] for path in directory.glob("libcudnn_engines_*.so*")}
+    found = os.listdir(directory)  # noqa: PTH208 (glob compiles a pattern, which takes as long as a small plan's load)
+    engines = {name.split(".so")[0] for name in found if name.startswith("libcudnn_engines_") and ".so" in name}
     names = tuple(sorted(name.removeprefix("libcudnn_engines_") for name in engines))
     if not names:
         raise LibraryError(
@@ -75,7 +76,7 @@ def _sublibraries() -> tuple[tuple[str, ...], bool]:
             found=str(directory),
             expected="libcudnn_engines_*.so",
         )
-    return names, any(directory.glob("libcudnn_heuristic.so*"))
+    return names, any(name.startswith("libcudnn_heuristic.so") for name in found)
 
 
 @cache
