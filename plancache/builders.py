@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -151,6 +153,14 @@ def _let_go() -> None:
     _forever.clear()
 
 
+def _after_fork_in_child() -> None:
+    global _default_lock
+    _default_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def _is_handle(value: Any) -> bool:
     return type(value).__name__ == "Handle" and type(value).__module__.startswith("cudnn")
 
@@ -167,6 +177,8 @@ def _exactly(value: Any) -> Any:
         return (kind, *map(_exactly, value))
     if isinstance(value, float):
         return (kind, value.hex())
+    if dataclasses.is_dataclass(kind):
+        return (kind, *(_exactly(getattr(value, field.name)) for field in dataclasses.fields(value)))
     if hasattr(kind, "__dlpack__"):
         stride = value.stride() if callable(getattr(value, "stride", None)) else getattr(value, "strides", None)
         return (kind, tuple(value.shape), stride, str(value.dtype), str(getattr(value, "device", "")))

@@ -34,9 +34,11 @@ _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 def of(graph: Any) -> Session | None:
     """The session of a graph that is on its way, or None."""
     session = _sessions.get(graph)
-    if session is not None and session.deferred and frontend.was_changed(graph):
+    if session is not None and frontend.was_changed(graph):
+        # What was keyed is not this graph any longer; it begins anew, as a declared one.
         del _sessions[graph]
-        frontend.let_go(graph)
+        if session.deferred:
+            frontend.let_go(graph)
         return None
     return session
 
@@ -69,10 +71,9 @@ def start(cache: PlanCache, graph: Any) -> Session | None:
     return session
 
 
-def settle_all() -> None:
-    """Do what was put off of every graph: from now on nobody will."""
-    for graph, session in list(_sessions.items()):
-        session.really(graph)
+def waiting() -> bool:
+    """Whether some graph's stages are put off."""
+    return any(session.deferred for session in list(_sessions.values()))
 
 
 class Session:
@@ -82,13 +83,13 @@ class Session:
         self.cache = cache
         self.deferred = False
         self.planned = False
-        self.mixed = False
+        self._chosen = self._mixed = False
         self.own = False
         self.kernels: KernelCache | None = None
         self._declared = declared
         self._snapshot = frontend.Snapshot(graph)
         self._before = plans.declared_tensors(graph)
-        self._calls: list[tuple[str, tuple[Any, ...]]] = []
+        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._heuristics: Any = None
         self._plan: tuple[int, Mapping[Any, int]] | None = None
         self._late_limit = False
@@ -125,9 +126,15 @@ class Session:
                     raise
                 self.kernels.discard_loaded()
 
-    def say_later(self, name: str, *args: Any) -> None:
+    def say_later(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Note a call that is to be made again where the graph is validated after all."""
-        self._calls.append((name, args))
+        self._calls.append((name, args, kwargs))
+
+    def plan_later(self, graph: Any, name: str, *args: Any) -> None:
+        """The same for the call that plans."""
+        self.planned = True
+        frontend.pass_for_planned(graph)
+        self.say_later(name, *args)
 
     def note_limit(self) -> None:
         """A workspace limit that is set from now on reaches the backend."""
@@ -144,23 +151,25 @@ class Session:
         self._snapshot.restore(graph)
         self.validate(graph)
         with unhooked():
-            for name, args in self._calls:
+            for name, args, kwargs in self._calls:
                 if name == "build_operation_graph":
                     self.build_operation_graph(graph)
                 else:
-                    getattr(graph, name)(*args)
+                    getattr(graph, name)(*args, **kwargs)
 
     def choose(self, graph: Any, heuristics: Any = None, plan: Any = None) -> bool:
         """Note how the plan is chosen; whether one is stored that was chosen so, with the filters of now."""
-        if self._heuristics is not None or self._plan is not None:
-            self.mixed = True
-        self._heuristics, self._plan = heuristics, plan
-        return not self.mixed and self.is_stored(graph)
+        if self._chosen:
+            self._mixed = True
+            return False
+        self._chosen, self._heuristics, self._plan = True, heuristics, plan
+        return self.deferred and self.plan_list(graph) is not None
 
-    def is_stored(self, graph: Any) -> bool:
-        """Whether the plan is there, as it is chosen so far."""
+    def plan_list(self, graph: Any) -> frontend.PlanList | None:
+        """The plans of the graph as it is chosen so far, if what was chosen so is stored."""
         wanted = self._wanted(graph, None)
-        return wanted is not None and self.cache._find(wanted).reason is Reason.FOUND
+        found = None if wanted is None else self.cache._find(wanted)
+        return None if found is None or found.fields is None else plans.plan_list(found.fields["plan"])
 
     def serve(self, graph: Any, policy: Any = None) -> bool:
         """Load the plan into the graph whose planning was put off; if there is none, plan it really."""
@@ -230,7 +239,7 @@ class Session:
 
     def _wanted(self, graph: Any, policy: Any) -> Request | None:
         """The request as it is known now; None where there is no plan that stands for all that was asked for."""
-        if self.mixed or getattr(policy, "name", "") == "ALL":
+        if self._mixed or getattr(policy, "name", "") == "ALL":
             return None
         try:
             choice = Choice(self._heuristics, policy, self._plan)

@@ -11,6 +11,7 @@ hit they are the final ones at once.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,11 +26,10 @@ from plancache.cudnn.plans import Choice
 from plancache.cudnn.unhooked import at_work, unhooked
 from plancache.errors import BuilderError, CaptureError, DeviceError
 
-# What a graph cannot answer before it was planned: its planning is then done, or its plan loaded.
+# What a graph cannot answer before it was planned: what was put off is then done.
 _QUESTIONS = (
     *("backend_plan_entries", "build_plan_at_index", "deserialize", "get_behavior_notes"),
-    *("get_behavior_notes_for_plan_at_index", "get_cuda_graph_retention", "get_engine_and_knobs_at_index"),
-    *("get_execution_plan_count", "get_plan_name_at_index", "get_workspace_size_plan_at_index", "key"),
+    *("get_behavior_notes_for_plan_at_index", "get_cuda_graph_retention", "get_workspace_size_plan_at_index", "key"),
     *("populate_cuda_graph", "select_plan", "serialize", "update_cuda_graph"),
 )
 _FILTERS = (
@@ -38,9 +38,11 @@ _FILTERS = (
 )
 _ORIGINAL = "_plancache_original"
 _lock = threading.RLock()
-_stack: list[PlanCache] = []
-_scoped: ContextVar[PlanCache | None] = ContextVar("plancache.serving", default=None)
-_installed: dict[str, Any] = {}
+# Kept where the module is reloaded: its old functions, which are on the class, look here too.
+_stack: list[PlanCache] = globals().get("_stack", [])
+_scopes: list[PlanCache] = globals().get("_scopes", [])
+_scoped: ContextVar[PlanCache | None] = globals().get("_scoped", ContextVar("plancache.serving", default=None))
+_installed: dict[str, Any] = globals().get("_installed", {})
 
 
 def enable(cache: PlanCache | None = None) -> PlanCache:
@@ -61,10 +63,9 @@ def enable(cache: PlanCache | None = None) -> PlanCache:
 
 
 def disable() -> None:
-    """Take everything off that `enable()` put on. Graphs that were served stay ready; others are planned when asked."""
+    """Serve no graph that is begun from now on. Those that were served stay ready, and those on their way go on."""
     with _lock:
         _stack.clear()
-        staged.settle_all()
         _uninstall()
 
 
@@ -84,21 +85,23 @@ def enabled(cache: PlanCache | None = None) -> Iterator[PlanCache]:
             last = len(_stack) - 1 - _stack[::-1].index(chosen) if chosen in _stack else None
             if last is not None:
                 del _stack[last]
-            if not _stack:
-                staged.settle_all()
-                _uninstall()
+            _uninstall()
 
 
 @contextmanager
 def serving(cache: PlanCache) -> Iterator[None]:
     """Serve what this thread builds within, whatever other threads do."""
     with _lock:
+        _scopes.append(cache)
         _install()
     token = _scoped.set(cache)
     try:
         yield
     finally:
         _scoped.reset(token)
+        with _lock:
+            _scopes.remove(cache)
+            _uninstall()
 
 
 def active() -> PlanCache | None:
@@ -142,10 +145,9 @@ def _build_operation_graph(original: Any, graph: Any) -> None:
 def _create_execution_plans(original: Any, graph: Any, heuristics: Any = None) -> None:
     session = _begin(graph)
     if session is not None:
-        found = session.choose(graph, heuristics)
-        if session.deferred and found:
-            session.planned = True
-            session.say_later("create_execution_plans", heuristics)
+        heuristics = _taken(heuristics)
+        if session.choose(graph, heuristics):
+            session.plan_later(graph, "create_execution_plans", heuristics)
             return
         session.really(graph)
     _plainly(original, graph, heuristics)
@@ -154,10 +156,9 @@ def _create_execution_plans(original: Any, graph: Any, heuristics: Any = None) -
 def _create_execution_plan(original: Any, graph: Any, engine_id: Any, knobs: Any = None) -> Any:
     session = _begin(graph)
     if session is not None:
-        found = session.choose(graph, plan=(engine_id, knobs or {}))
-        if session.deferred and found:
-            session.planned = True
-            session.say_later("create_execution_plan", engine_id, knobs)
+        knobs = dict(knobs) if isinstance(knobs, dict) else knobs
+        if session.choose(graph, plan=(engine_id, knobs or {})):
+            session.plan_later(graph, "create_execution_plan", engine_id, knobs)
             return graph
         session.really(graph)
     return _plainly(original, graph, engine_id, knobs)
@@ -166,7 +167,7 @@ def _create_execution_plan(original: Any, graph: Any, engine_id: Any, knobs: Any
 def _check_support(original: Any, graph: Any) -> None:
     session = staged.of(graph)
     if session is not None and session.deferred:
-        if session.planned and session.is_stored(graph):
+        if session.planned and session.plan_list(graph) is not None:
             return
         session.really(graph)
     _plainly(original, graph)
@@ -176,7 +177,7 @@ def _build_plans(original: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
     if not frontend.is_planned(graph) and not ((session := staged.of(graph)) and session.planned):
         graph.create_execution_plans()  # as the frontend does
     session, policy = staged.of(graph), args[0] if args else kwargs.get("policy")
-    if session is None or at_work():
+    if session is None:
         _plainly(original, graph, *args, **kwargs)
     elif session.deferred and session.serve(graph, policy):
         _plainly(original, graph, *args, **kwargs)  # the loaded plan is built: the index and the filters are looked at
@@ -205,17 +206,32 @@ def _build(original: Any, graph: Any, heuristics: Any = None, ctx: Any = None) -
 
 
 def _filter(name: str) -> Callable[..., Any]:
-    def hook(original: Any, graph: Any, *args: Any) -> Any:
+    def hook(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         session = staged.of(graph)
-        answer = _plainly(original, graph, *args)
-        if session is not None:
-            if name == "deselect_workspace_greater_than":
-                session.note_limit()
-            if session.deferred:
-                session.say_later(name, *args)
+        if session is None:
+            return _plainly(original, graph, *args, **kwargs)
+        args, kwargs = tuple(map(_taken, args)), {key: _taken(value) for key, value in kwargs.items()}
+        if session.deferred and not all(map(_is_plain, (*args, *kwargs.values()))):
+            session.really(graph)  # an argument that the backend may refuse, at this call
+        if name == "deselect_workspace_greater_than":
+            session.note_limit()
+        answer = _plainly(original, graph, *args, **kwargs)
+        if session.deferred:
+            session.say_later(name, *args, **kwargs)
         return answer
 
     return hook
+
+
+def _taken(argument: Any) -> Any:
+    """A list of its own: the caller may go on using his, and an iterator is used up by the first who reads it."""
+    return list(argument) if isinstance(argument, (list, Iterator)) else argument
+
+
+def _is_plain(argument: Any) -> bool:
+    if isinstance(argument, list):
+        return all(isinstance(one, str) or hasattr(type(one), "__members__") for one in argument)
+    return type(argument) is int and argument >= 0
 
 
 def _question(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
@@ -223,14 +239,40 @@ def _question(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     return _plainly(original, graph, *args, **kwargs)
 
 
+def _listed(answer: Callable[[frontend.PlanList, int], Any]) -> Callable[..., Any]:
+    """Questions about the list of plans, which is stored with the plan: nothing needs to be planned for them."""
+
+    def hook(original: Any, graph: Any, index: Any = None, *args: Any) -> Any:
+        session = staged.of(graph)
+        if session is not None and session.planned and type(index) is int and not args:
+            listed = session.plan_list(graph)
+            if listed is not None and 0 <= index < len(listed.plans) and listed.plans[index].backend_index is not None:
+                return answer(listed, index)
+        _answerable(graph)
+        return _plainly(original, graph, *(() if index is None else (index, *args)))
+
+    return hook
+
+
+def _count(original: Any, graph: Any) -> Any:
+    session = staged.of(graph)
+    if session is not None and session.planned:
+        listed = session.plan_list(graph)
+        if listed is not None:
+            return len(listed.plans)
+    _answerable(graph)
+    return _plainly(original, graph)
+
+
+def _pair(listed: frontend.PlanList, index: int) -> Any:
+    plan, knob = listed.plans[index], cudnn().knob_type
+    return plan.engine, {knob(number): value for number, value in plan.knobs.items()}
+
+
 def _answerable(graph: Any) -> None:
     session = staged.of(graph)
-    if session is None or not session.deferred or at_work():
-        return
-    if not session.planned:
+    if session is not None and not at_work():
         session.really(graph)
-    elif session.serve(graph):
-        frontend.unselect(graph)  # it was planned, and not built yet
 
 
 def _plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -248,6 +290,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "build": _build,
     **{name: _filter(name) for name in _FILTERS},
     **dict.fromkeys(_QUESTIONS, _question),
+    "get_execution_plan_count": _count,
+    "get_plan_name_at_index": _listed(lambda listed, index: listed.plans[index].name),
+    "get_engine_and_knobs_at_index": _listed(_pair),
 }
 
 
@@ -271,6 +316,9 @@ def _put_on(graph_class: Any, name: str, hooked: Any) -> None:
 
 
 def _uninstall() -> None:
+    """Take the hooks off, unless somebody is still served, or a graph is still on its way."""
+    if _stack or _scopes or staged.waiting():
+        return
     for name, original in _installed.items():
         setattr(cudnn().pygraph, name, original)
     _installed.clear()
@@ -323,3 +371,12 @@ def _by_index(original: Any) -> Any:
 
     setattr(method, _ORIGINAL, original)
     return method
+
+
+def _after_fork_in_child() -> None:
+    """A lock that another thread of the parent held stays held here, where there is no such thread."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

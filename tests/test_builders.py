@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import cudnn
 import numpy as np
@@ -43,6 +44,17 @@ def test_equal_calls_share_a_graph_and_calls_of_other_types_do_not(counted, targ
     for m in (32.0, True, "32"):
         assert matmul(None, m) is not matmul(None, 32)
     assert counted.declared == [32, 32.0, True, "32"]
+
+
+def test_fields_of_arguments_are_told_apart_as_exactly(counted, targeted):
+    @dataclass(frozen=True)
+    class Config:
+        alpha: float
+
+    matmul = counted()
+    made = {id(matmul(None, Config(alpha))) for alpha in (0.0, -0.0, False, 0)}
+    assert len(made) == 4
+    assert matmul(None, Config(0.0)) is matmul(None, Config(0.0))
 
 
 def test_a_key_function_says_what_calls_have_in_common(counted, targeted):

@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 import textwrap
+import threading
 
 import cudnn
 import pytest
@@ -100,6 +101,21 @@ def pinned(graph):
     graph.build_plans()
 
 
+def mixed(graph):
+    graph.validate()
+    graph.create_execution_plans()
+    graph.create_execution_plan(*PAIR)
+    graph.build_plans()
+
+
+def changing(graph):
+    modes = [A]
+    graph.validate()
+    graph.create_execution_plans(modes)
+    modes[:] = [FALLBACK]
+    graph.build_plans()
+
+
 # name -> what is done, and what it comes to on a warm cache
 WAYS = {
     "build": (lambda graph: graph.build(), Source.DISK),
@@ -121,6 +137,38 @@ WAYS = {
     "asked before it is built": (planned_only, Source.DISK),
     "another index": (chosen_by_index, None),
     "pinned": (pinned, Source.BYPASSED),
+    "planned, then build": (
+        lambda g: (g.validate(), g.create_execution_plans([A]), g.build(), g.build([A, FALLBACK]))[2:],
+        Source.DISK,
+    ),
+    "planned, then executed": (
+        lambda g: (g.validate(), g.create_execution_plans([A]), g.check_support(), g.execute({}, 0))[3:],
+        Source.DISK,
+    ),
+    "validated, then executed": (lambda g: (g.validate(), g.execute({}, 0))[1:], None),
+    "heuristics and an explicit plan": (mixed, Source.BYPASSED),
+    "planned twice": (lambda g: (g.validate(), g.create_execution_plans(), g.create_execution_plans())[2:], None),
+    "serialized before it is built": (
+        lambda g: (g.validate(), g.create_execution_plans([A]), g.get_plan_name_at_index(1), g.serialize())[2:],
+        None,
+    ),
+    "a filter by keyword": (
+        lambda g: stages(g, between=lambda g: g.deselect_engines(engine_names=["eng4"])),
+        Source.DISK,
+    ),
+    "a filter from an iterator": (
+        lambda g: stages(g, between=lambda g: (g.deselect_engines(n for n in ["eng4"]), g.get_execution_plan_count())),
+        Source.DISK,
+    ),
+    "names, then a filter": (
+        lambda g: stages(g, after=lambda g: (g.get_plan_name_at_index(0), g.deselect_engines(["eng4"]))),
+        Source.DISK,
+    ),
+    "a list that changes": (changing, Source.DISK),
+    "a filter of a wrong type": (
+        lambda g: (g.validate(), g.build_operation_graph(), g.deselect_workspace_greater_than("x"))[2:],
+        None,
+    ),
 }
 
 
@@ -343,6 +391,7 @@ def test_reloading_the_module_hooks_once(declared, tmp_path):
         graph, _ = declared()
         graph.build()
         assert sum(cache.stats().values()) == 1
+    transparent.disable()
     assert vars(cudnn.pygraph)["build"] is plain
 
 
@@ -436,3 +485,78 @@ def test_a_graph_that_is_still_open_after_validation_may_be_changed(h200, tmp_pa
         stages(attention()[0])
         assert changed() == plain
         assert changed() == plain
+
+
+def test_an_explicit_plan_is_never_served_for_heuristics_nor_the_other_way_round(declared, tmp_path):
+    def explicitly():
+        graph, _ = declared()
+        explicit(graph)
+        return graph.get_plan_name_at_index(0), graph.get_execution_plan_count()
+
+    plain = explicitly()
+    for first in (mixed, explicit):
+        with plancache.open(tmp_path / first.__name__) as cache, plancache.enabled(cache):
+            first(declared()[0])
+            graph, _ = declared()
+            mixed(graph)
+            assert graph.get_execution_plan_count() > plain[1]
+            assert explicitly() == plain
+
+
+def test_a_tensor_that_comes_after_validation_harms_no_other_graph(declared, tmp_path):
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        for extra in (True, False):
+            graph, _ = declared()
+            graph.validate()
+            if extra:
+                graph.tensor(dim=[1, 2, 3], stride=[6, 3, 1], name="extra")
+            graph.create_execution_plans([A])
+            graph.build_plans()
+        assert plancache.last_outcome(graph).source is Source.DISK
+
+
+def test_threads_that_are_on_their_way_go_on_while_others_switch_off(declared, h200, tmp_path):
+    faults = []
+    with plancache.open(tmp_path / "cache") as cache:
+        with plancache.enabled(cache):
+            stages(declared()[0])
+
+        def work():
+            try:
+                for _ in range(60):
+                    graph, _ = declared()
+                    stages(graph)
+                    assert graph.get_workspace_size() >= 0
+            except BaseException as error:
+                faults.append(error)
+
+        with plancache.enabled(cache):
+            thread = threading.Thread(target=work)
+            thread.start()
+            while thread.is_alive():
+                with plancache.enabled(cache):
+                    thread.join(0.002)
+        assert faults == []
+        assert transparent._installed == {}
+
+
+def test_what_jit_serves_is_served_whoever_switches_off_meanwhile(declared, tmp_path, monkeypatch):
+    cache = plancache.open(tmp_path / "cache")
+    with transparent.serving(cache):
+        with plancache.enabled(cache):
+            pass
+        graph, _ = declared()
+        graph.build()
+        assert plancache.last_outcome(graph).source is Source.BUILT
+    assert transparent._installed == {}
+
+
+def test_a_reloaded_module_goes_on_and_can_switch_off(declared, tmp_path):
+    plain = vars(cudnn.pygraph)["build"]
+    plancache.enable(plancache.open(tmp_path / "cache"))
+    importlib.reload(transparent)
+    graph, _ = declared()
+    graph.build()
+    assert plancache.last_outcome(graph).source is Source.BUILT
+    transparent.disable()
+    assert vars(cudnn.pygraph)["build"] is plain

@@ -134,10 +134,6 @@ class Snapshot:
         self._attributes = {name: _copied(value) for name, value in vars(graph).items()}
         self._tensors = [(tensor, tensor.dim, tensor.stride, tensor.data_type) for tensor in tensors(graph).values()]
 
-    def value(self, name: str) -> Any:
-        """An attribute as it was."""
-        return self._attributes[name]
-
     def restore(self, graph: Any) -> None:
         """Bring the graph back to this state. Attributes that the caller has put on it since stay where they are."""
         for name in (*self._attributes, *_SHADOWED):
@@ -425,7 +421,8 @@ def _infer(graph: Any, inferred: Sequence[Sequence[Any]], kind: type = tuple) ->
     """Write stored results of inference into a graph's tensors: (uid, dim, stride, data type)."""
     types, by_uid = cudnn().data_type, tensors(graph)
     for uid, dim, stride, data_type in inferred:
-        tensor = by_uid[uid]
+        if (tensor := by_uid.get(uid)) is None:
+            continue
         tensor.dim, tensor.stride = kind(dim), kind(stride)
         if data_type is not None:
             tensor.data_type = getattr(types, data_type)
@@ -457,15 +454,9 @@ def take_back(graph: Any, declared: Snapshot) -> None:
     vars(graph).update(kept)
 
 
-def clear_filters(graph: Any, declared: Snapshot) -> None:
-    """Set the filters back to what they were when the graph was declared."""
-    for name in _FILTERS:
-        setattr(graph, name, _copied(declared.value(name)))
-
-
-def unselect(graph: Any) -> None:
-    """Make a served graph pass for one that was planned and has not been built yet."""
-    graph._is_built = False
+def pass_for_planned(graph: Any) -> None:
+    """Make a graph that was put off pass for a planned one: `build()` and `execute()` ask by this whether to plan."""
+    graph._planning_done = True
 
 
 def is_pinned(graph: Any) -> bool:

@@ -223,7 +223,8 @@ def taken(built: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
         raise UnkeptPlanError(kind)
     try:
         after = declared_tensors(built)
-        inferred = [[uid, *now] for uid, now in after.items() if now != before.get(uid)]
+        # Not of tensors that came after the declaration: they are no part of it, and other graphs of the key lack them.
+        inferred = [[uid, *now] for uid, now in after.items() if uid in before and now != before[uid]]
         by_itself = frontend.validates_by_itself(built)
         blob = built.serialize(as_bytes=True)
         plan = BuiltPlan(frontend.plan_list(built), inferred, blob, seconds, by_itself)
@@ -279,7 +280,7 @@ def replay(wanted: Request, plan: Mapping[str, Any], document: bytes) -> None:
     Raises whatever cuDNN raises; the graph is then as it was.
     """
     declared = wanted.graph
-    chosen = _plan_list(plan).chosen
+    chosen = plan_list(plan).chosen
     knob = libraries.cudnn().knob_type
     recipe = (chosen.engine, {knob(number): value for number, value in chosen.knobs.items()})
     snapshot = frontend.Snapshot(declared)
@@ -305,7 +306,7 @@ def load(wanted: Request, route: Route, plan: Mapping[str, Any], blob: bytes) ->
     frontend.serve(
         wanted.graph,
         container,
-        _plan_list(plan),
+        plan_list(plan),
         plan["inferred"],
         _run(wanted),
         # The caller's graph has a handle of its own, which a deviceless container lacks.
@@ -344,7 +345,8 @@ def described(plan: BuiltPlan) -> dict[str, Any]:
     }
 
 
-def _plan_list(plan: Mapping[str, Any]) -> frontend.PlanList:
+def plan_list(plan: Mapping[str, Any]) -> frontend.PlanList:
+    """The list of plans that `described` wrote down."""
     listed = tuple(frontend.Plan(name, engine, dict(knobs), index) for name, engine, knobs, index in plan["plans"])
     return frontend.PlanList(listed, plan["selected"])
 
