@@ -195,10 +195,8 @@ def test_the_entry_just_written_stays_whatever_the_times_of_the_others(opened):
         age(store, {number: time.time() + DAY + number})
 
 
-def test_dead_environments_go_before_live_ones(tmp_path):
-    # Record files are known by their names and times alone, so that this is a promise of the database only.
-    (tmp_path / "cache").mkdir()
-    store = SqliteStore.at(tmp_path / "cache", Access(read_only=False), Bounds(MAX_BYTES))
+def test_dead_environments_go_before_live_ones(opened):
+    store = opened()
     now = time.time()
     for number in range(300):
         assert put(store, number, environment="dead" if number % 2 else "live")
@@ -214,7 +212,6 @@ def test_dead_environments_go_before_live_ones(tmp_path):
             number += 1
         assert len([one for one in numbers(store, 300) if not one % 2]) == 150, "a live plan went before a dead one"
     assert dead == list(range(1, 300, 2))[: len(dead)], "of the dead ones, not the least recently used ones went first"
-    store.close()
 
 
 def test_an_environment_is_not_dead_while_it_is_used_by_its_writer(tmp_path):

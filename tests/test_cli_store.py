@@ -103,3 +103,15 @@ def test_show_tells_everything_about_a_plan_and_its_graph(warm):
 def test_show_of_an_unknown_or_ambiguous_key_says_so(warm):
     assert "nothing is stored under zz" in invoke("--dir", warm, "show", "zz", code=1)
     assert "3 keys begin with" in invoke("--dir", warm, "show", "", code=1)
+
+
+def test_what_the_last_run_used_is_selected_back_to_a_pause(warm, tmp_path):
+    keys = [json.loads(line)["key"] for line in invoke("--dir", warm, "ls", "--json").splitlines()]
+    connection = sqlite3.connect(warm / FILE)
+    for key, minutes in zip(keys, (0, 5, 60), strict=True):
+        connection.execute("UPDATE plans SET used = ? WHERE key = ?", (2e9 - 60 * minutes, key))
+    connection.commit()
+    connection.close()
+    used = {json.loads(line)["key"] for line in invoke("--dir", warm, "ls", "--last-run", "--json").splitlines()}
+    assert used == set(keys[:2])
+    assert "2 plans written" in invoke("--dir", warm, "export", tmp_path / "last.bundle", "--last-run")

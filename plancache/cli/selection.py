@@ -6,12 +6,14 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import click
 
 from plancache.store.interface import Listed
 
+_PAUSE = 600.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
@@ -35,11 +37,13 @@ class Selection:
     route: str | None
     since: str | None
     older_than: str | None
+    last_run: bool | None
 
     def of(self, rows: Iterable[Listed]) -> list[Listed]:
         """The rows that are meant."""
         since = None if self.since is None else ago(self.since)
         before = None if self.older_than is None else ago(self.older_than)
+        rows = last_used(rows) if self.last_run else rows
         return [
             listed
             for listed in rows
@@ -52,6 +56,15 @@ class Selection:
             and (since is None or listed.used >= since)
             and (before is None or listed.used < before)
         ]
+
+
+def last_used(rows: Iterable[Listed]) -> list[Listed]:
+    """The rows that the last run used: back from the latest use, until ten minutes went by without one."""
+    latest_first = sorted(rows, key=lambda listed: -listed.used)
+    for number, (later, earlier) in enumerate(pairwise(latest_first), start=1):
+        if later.used - earlier.used > _PAUSE:
+            return latest_first[:number]
+    return latest_first
 
 
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,6 +84,7 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--route", type=click.Choice(["native", "replay", "deviceless"]), help="How the plan was built."),
         click.option("--since", metavar="AGE", help="Used since: 30m, 12h, 7d, 2w ago."),
         click.option("--older-than", metavar="AGE", help="Not used since."),
+        click.option("--last-run", is_flag=True, help="What was used last, back to a pause of ten minutes."),
     )
     for option in reversed(options):
         call = option(call)

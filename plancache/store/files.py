@@ -12,7 +12,7 @@ from pathlib import Path
 from plancache.errors import RecordError, StoreError
 from plancache.store import records
 from plancache.store.directory import Access
-from plancache.store.eviction import Bounds
+from plancache.store.eviction import DEAD_AFTER, Bounds
 from plancache.store.interface import Listed, Row, Store
 
 DIRECTORY = "records"
@@ -20,6 +20,8 @@ _SCRATCH = "scratch"
 _STALE = 3600.0  # seconds after which a scratch file is a killed process's
 _KEPT = 0.9
 _BLOCK = 4096
+# Newer files that are read, at most, to see which environments are in use: reading all could take minutes.
+_LOOKED_AT = 500
 # The part of the bound after which the directory is counted again. Between two counts each of several writers adds up
 # to so much that the others do not know of; an eighth of the bound is left for that.
 _RECOUNT = 128
@@ -41,6 +43,7 @@ class FileStore(Store):
         self._size: int | None = None
         self._added = 0
         self._newest: Path | None = None
+        self._environments: dict[Path, str] = {}
         if self.read_only and not (path / DIRECTORY).is_dir():
             raise StoreError("there is no cache here", path=path, found="no records", expected=str(path / DIRECTORY))
 
@@ -145,7 +148,9 @@ class FileStore(Store):
 
     def _evict(self) -> None:
         self.flush()
-        oldest_first = sorted(self._files(), key=lambda found: found[1].st_mtime)
+        found = sorted(self._files(), key=lambda one: one[1].st_mtime)
+        dead = self._dead(found)
+        oldest_first = sorted(found, key=lambda one: one[0] not in dead)  # stable: within each the oldest comes first
         size = self._count()
         for file, status in oldest_first:
             if size <= _KEPT * self._limit:
@@ -156,6 +161,28 @@ class FileStore(Store):
                 file.unlink()
             size -= _taken(status)
         self._size = size
+
+    def _dead(self, oldest_first: list[tuple[Path, os.stat_result]]) -> set[Path]:
+        """Files of environments that nobody has used for long, while another one was. Only old files can be of one."""
+        before = time.time() - DEAD_AFTER
+        old = [file for file, status in oldest_first if status.st_mtime < before]
+        if len(old) == len(oldest_first):
+            return set()
+        environments = {file: self._environment(file) for file in old}
+        suspected = set(environments.values())
+        for file, _ in reversed(oldest_first[len(old) :][-_LOOKED_AT:]):
+            if not suspected:
+                break
+            suspected.discard(self._environment(file))
+        return {file for file, environment in environments.items() if environment in suspected}
+
+    def _environment(self, file: Path) -> str:
+        if file not in self._environments:
+            try:
+                self._environments[file] = records.decode(file.read_bytes(), self._key)[0].environment
+            except (RecordError, OSError):
+                self._environments[file] = ""
+        return self._environments[file]
 
     def _count(self) -> int:
         """What the records take on disk, and the directories that they lie in."""
