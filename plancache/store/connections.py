@@ -71,6 +71,11 @@ class Connection(sqlite3.Connection):
         with _opening:
             super().close()
 
+    def __del__(self) -> None:
+        # Python 3.13 warns of a database that the garbage collector closes.
+        with suppress(sqlite3.Error, AttributeError):
+            self.close()
+
 
 def connect(address: str, **options: Any) -> Connection:
     """Open a database, by its path or URI.
