@@ -19,6 +19,7 @@ import plancache
 from plancache.errors import StoreError
 from plancache.outcome import Reason, Source
 from plancache.store import records
+from plancache.store.database import FILE
 from plancache.store.directory import Access
 from plancache.store.eviction import Bounds
 from plancache.store.files import FileStore
@@ -151,6 +152,27 @@ print(right(store, "before"))
         [sys.executable, "-W", "error", "-c", source, kind, disk.cache], cwd=ROOT, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("journal", [False, True], ids=["closed cleanly", "with a left-over journal"])
+def test_what_may_only_be_read_is_served_from_a_full_disk(disk, journal):
+    disk.cache.mkdir()
+    source = """
+import os, pathlib, sys
+from tests.test_disk_full import open_store, put
+store = open_store("sqlite", pathlib.Path(sys.argv[1]))
+assert all(put(store, name) for name in range(5))
+os._exit(0) if sys.argv[2] == "True" else store.close()
+"""
+    subprocess.run([sys.executable, "-c", source, disk.cache, str(journal)], cwd=ROOT, check=True)
+    (disk.cache / f"{FILE}-shm").unlink(missing_ok=True)
+    disk.fill()
+    store = open_store("sqlite", disk.cache, read_only=True)
+    assert all(right(store, name) for name in range(5))
+    store.close()
+    writer = open_store("sqlite", disk.cache)
+    assert all(right(writer, name) for name in range(5))
+    writer.close()
 
 
 def test_a_cache_on_a_full_disk_from_the_start_costs_one_warning_and_is_made_later(disk, kind, targeted, warnings):
