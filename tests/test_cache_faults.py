@@ -90,15 +90,18 @@ def test_a_plan_that_cudnn_refuses_is_replaced_once_a_build_succeeds(warm, targe
 def test_a_fault_of_the_process_sets_nothing_aside(warm, targeted, monkeypatch):
     from plancache.cudnn import frontend
 
-    def sick(*args):
+    def sick(*args, **kwargs):
         raise RuntimeError("cuModuleLoadData failed: CUDA_ERROR_OUT_OF_MEMORY")
 
     with plancache.open(warm) as cache:
         key = matmul_key(cache)
         before = stored(warm, f"SELECT record FROM plans WHERE key = '{key}'")
         monkeypatch.setattr(frontend, "load", sick)
-        outcome = cache.build(graphs.matmul()[0])
-        assert (outcome.source, outcome.reason, outcome.stored) == (Source.BUILT, Reason.FAULT, False)
+        graph, _ = graphs.matmul()
+        assert cache.lookup(graphs.matmul()[0]).reason is Reason.FAULT
+        outcome = cache.build(graph)  # built; and what this process cannot load it does not store either
+        assert (outcome.source, outcome.reason, outcome.stored) == (Source.BYPASSED, Reason.UNLOADABLE, False)
+        assert graph.get_workspace_size() >= 0
         assert stored(warm, f"SELECT record FROM plans WHERE key = '{key}'") == before
 
 
