@@ -377,6 +377,25 @@ def test_a_damaged_database_that_was_set_aside_counts_to_the_bound(tmp_path):
     store.close()
 
 
+def test_a_directory_that_is_replaced_by_another_process_while_a_record_is_on_its_way_costs_nothing(tmp_path):
+    (tmp_path / "cache").mkdir()
+    store = FileStore(tmp_path / "cache", Access(read_only=False))
+    real = store.access.follow
+    replaced = []
+
+    def follow(path):  # between writing the record and renaming it
+        real(path)
+        if not replaced:
+            place = store._file(key_of(1), ROW.route).parent
+            replaced.append(place)
+            place.rmdir()
+
+    object.__setattr__(store.access, "follow", follow)
+    assert put(store, 1)
+    assert replaced
+    assert there(store, 1)
+
+
 def test_a_bound_that_was_lowered_far_is_reached_bit_by_bit_and_the_journal_stays_short(tmp_path):
     (tmp_path / "cache").mkdir()
     store = SqliteStore.at(tmp_path / "cache", Access(read_only=False), Bounds(64 << 20))
