@@ -326,7 +326,7 @@ class PlanCache(Finding):
         kernels = None if own is None else self._dynamic.of_native(own)
         if kernels is None:
             kernels = self._dynamic.shared(topology_key(wanted))
-        elif kernels.from_topology and kernels.key.hash != topology_key(wanted).hash:
+        elif kernels.key.of_topology and kernels.key.hash != topology_key(wanted).hash:
             raise BuilderError(
                 "the graph's kernel cache is another topology's",
                 found=kernels.key.label,

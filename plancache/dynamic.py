@@ -78,14 +78,19 @@ def _plan(graph: Any, choice: Choice, kernels: KernelCache, snapshot: frontend.S
     except Exception:
         if not kernels.loaded:
             raise
-        back = kernels.reset()
-        try:
-            _again(graph, choice, kernels, snapshot)
-        except Exception:
-            back()  # it was not the kernel cache: the graph itself cannot be built
-            raise
-        _log.warning("cuDNN did not take the stored kernel cache of %s; it is made anew", kernels.key.label)
-        kernels.discard_loaded()
+        anew(kernels, lambda: _again(graph, choice, kernels, snapshot))
+
+
+def anew(kernels: KernelCache, again: Callable[[], None]) -> None:
+    """Try again with an empty kernel cache. If that fails too, it was not the kernel cache, which is put back."""
+    back = kernels.reset()
+    try:
+        again()
+    except Exception:
+        back()
+        raise
+    _log.warning("cuDNN did not take the stored kernel cache of %s; it is made anew", kernels.key.label)
+    kernels.discard_loaded()
 
 
 def _again(graph: Any, choice: Choice, kernels: KernelCache, snapshot: frontend.Snapshot) -> None:

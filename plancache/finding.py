@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -52,12 +52,21 @@ class Finding(Upkeep):
 
     def _find(self, wanted: Request) -> Found:
         """The best usable record; else what is wrong with the first that there is."""
+        return self._best(wanted, lambda found: found)
+
+    def _serve(self, wanted: Request) -> Found:
+        """Find and load; the graph is changed only if the reason is FOUND."""
+        return self._best(wanted, lambda found: _loaded(wanted, found))
+
+    def _best(self, wanted: Request, accept: Callable[[Found], Found]) -> Found:
+        """The first record that is found and accepted; else what is wrong with the first that there is."""
         first = None
         for found in self._candidates(wanted):
-            if found.reason is Reason.FOUND:
+            answer = accept(found) if found.reason is Reason.FOUND else found
+            if answer.reason is Reason.FOUND:
                 self._set_aside(first, wanted)
-                return found
-            first = _more_telling(first, found)
+                return answer
+            first = _more_telling(first, answer)
         assert first is not None
         return first
 
@@ -109,19 +118,6 @@ class Finding(Upkeep):
             return
         with suppress(StoreError):
             self._layers.top.discard(wanted.key.hash, unfit.route, unfit.record)
-
-    def _serve(self, wanted: Request) -> Found:
-        """Find and load; the graph is changed only if the reason is FOUND."""
-        first = None
-        for found in self._candidates(wanted):
-            if found.reason is Reason.FOUND:
-                found = _loaded(wanted, found)
-                if found.reason is Reason.FOUND:
-                    self._set_aside(first, wanted)
-                    return found
-            first = _more_telling(first, found)
-        assert first is not None
-        return first
 
     def _writes(self) -> bool:
         """Whether plans are stored: the mode says so, and the directory lets us."""

@@ -103,11 +103,6 @@ class KernelCache:
         return tuple(self._entries.values())
 
     @property
-    def from_topology(self) -> bool:
-        """Whether it is a topology's, and no name's."""
-        return self.key.of_topology
-
-    @property
     def loaded(self) -> bool:
         """Whether it was loaded with something from disk."""
         return self._tracked.loaded > 0
@@ -198,6 +193,9 @@ class KernelCache:
     def discard_loaded(self) -> None:
         """Remove what was loaded and turned out to be unfit, if it is still there as it was."""
         rows, self._loaded_rows = self._loaded_rows, []
+        self._discard(rows)
+
+    def _discard(self, rows: list[tuple[Row, bytes]]) -> None:
         if self._stores and self._writes():
             try:
                 for row, record in rows:
@@ -267,10 +265,8 @@ class KernelCache:
                 whole = whole or text
             else:
                 entries.setdefault(row.route, text)
-        if unfit:  # else they would stand in the way of what is compiled anew
-            served, self._loaded_rows = self._loaded_rows, unfit
-            self.discard_loaded()
-            self._loaded_rows = served
+        if unfit:
+            self._discard(unfit)  # else they would stand in the way of what is compiled anew
         return header, whole, entries
 
     def _write_pending(self) -> int:

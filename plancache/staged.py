@@ -20,7 +20,7 @@ from plancache.cudnn.deferred import StandIn
 from plancache.cudnn.graph import NotKeyableError
 from plancache.cudnn.plans import Choice, Declared, Request
 from plancache.cudnn.unhooked import unhooked
-from plancache.dynamic import topology_key
+from plancache.dynamic import anew, topology_key
 from plancache.errors import PlanCacheError
 from plancache.kernels import KernelCache
 from plancache.outcome import Outcome, Reason, Source
@@ -116,15 +116,13 @@ class Session:
             except Exception:
                 if self.kernels is None or self.own or not self.kernels.loaded:
                     raise
-                back = self.kernels.reset()
-                try:
+
+                def again() -> None:
                     self._snapshot.restore(graph)
                     self.validate(graph)
                     graph.build_operation_graph()
-                except Exception:
-                    back()
-                    raise
-                self.kernels.discard_loaded()
+
+                anew(self.kernels, again)
 
     def say_later(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Note a call that is to be made again where the graph is validated after all."""

@@ -174,7 +174,7 @@ def _check_support(original: Any, graph: Any) -> None:
 
 
 def _build_plans(original: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
-    if not frontend.is_planned(graph) and not ((session := staged.of(graph)) and session.planned):
+    if not frontend.is_planned(graph):
         graph.create_execution_plans()  # as the frontend does
     session, policy = staged.of(graph), args[0] if args else kwargs.get("policy")
     if session is None:
@@ -271,8 +271,13 @@ def _pair(listed: frontend.PlanList, index: int) -> Any:
 
 def _answerable(graph: Any) -> None:
     session = staged.of(graph)
-    if session is not None and not at_work():
+    if session is not None:
         session.really(graph)
+
+
+def _execute_plan_at_index(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    _answerable(graph)
+    return original(graph, *args, **kwargs)  # it may build the graph, through the hooks
 
 
 def _plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -288,6 +293,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "check_support": _check_support,
     "build_plans": _build_plans,
     "build": _build,
+    "execute_plan_at_index": _execute_plan_at_index,
     **{name: _filter(name) for name in _FILTERS},
     **dict.fromkeys(_QUESTIONS, _question),
     "get_execution_plan_count": _count,
@@ -304,15 +310,14 @@ def _install() -> None:
         return
     graph_class = cudnn().pygraph
     for name, hook in _HOOKS.items():
-        _put_on(graph_class, name, _hooked(hook, _plain(graph_class, name)))
-    _put_on(graph_class, "__init__", _targeted(_plain(graph_class, "__init__")))
-    _put_on(graph_class, "plans", _asked(_plain(graph_class, "plans")))
-    _put_on(graph_class, "execute_plan_at_index", _by_index(_plain(graph_class, "execute_plan_at_index")))
+        _put_on(graph_class, name, functools.partial(_hooked, hook))
+    _put_on(graph_class, "__init__", _targeted)
+    _put_on(graph_class, "plans", _asked)
 
 
-def _put_on(graph_class: Any, name: str, hooked: Any) -> None:
-    _installed[name] = _plain(graph_class, name)
-    setattr(graph_class, name, hooked)
+def _put_on(graph_class: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    _installed[name] = original = _plain(graph_class, name)
+    setattr(graph_class, name, wrap(original))
 
 
 def _uninstall() -> None:
@@ -356,21 +361,12 @@ def _targeted(original: Any) -> Any:
 
 def _asked(original: Any) -> Any:
     def plans(self: Any) -> Any:
-        _answerable(self)
+        if not at_work():
+            _answerable(self)
         return original.fget(self)
 
     setattr(plans, _ORIGINAL, original)
     return property(plans, doc=original.__doc__)
-
-
-def _by_index(original: Any) -> Any:
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _answerable(self)
-        return original(self, *args, **kwargs)
-
-    setattr(method, _ORIGINAL, original)
-    return method
 
 
 def _after_fork_in_child() -> None:

@@ -58,3 +58,25 @@ def unary(handle=None):
     y = graph.relu(x)
     y.set_output(True)
     return graph, (x, y)
+
+
+def plain(device, **kwargs):
+    """An empty graph made by `cudnn.pygraph` itself, for a device that is not here."""
+    return cudnn.pygraph(
+        io_data_type=HALF,
+        compute_data_type=FLOAT,
+        device_property=device.native,
+        sm_version=device.sm_version,
+        **kwargs,
+    )
+
+
+def stages(graph, heuristics=(cudnn.heur_mode.A,), between=lambda graph: None, after=lambda graph: None, policy=None):
+    """The frontend's stages one by one; `between` comes before planning, `after` behind it."""
+    graph.validate()
+    graph.build_operation_graph()
+    between(graph)
+    graph.create_execution_plans(list(heuristics))
+    after(graph)
+    graph.check_support()
+    graph.build_plans(*([] if policy is None else [policy]))

@@ -128,12 +128,7 @@ def test_while_a_stream_captures_only_memory_serves_and_what_it_serves_is_never_
 
 def test_jit_and_graph_cache_are_the_frontends_own_and_served(cache, targeted, h200):
     def declare(m):
-        graph = cudnn.pygraph(
-            io_data_type=cudnn.data_type.HALF,
-            compute_data_type=cudnn.data_type.FLOAT,
-            device_property=h200.native,
-            sm_version=h200.sm_version,
-        )
+        graph = graphs.plain(h200)
         a = graph.tensor(dim=[1, m, 64], stride=[m * 64, 64, 1])
         b = graph.tensor(dim=[1, 64, 128], stride=[8192, 128, 1])
         c = graph.matmul(a, b)

@@ -15,6 +15,7 @@ from plancache.errors import MissError
 from plancache.outcome import Reason, Source
 from tests import graphs
 from tests.conftest import ROOT
+from tests.graphs import stages
 
 A, FALLBACK = cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK
 CHOICE, ALL = cudnn.build_plan_policy.HEURISTICS_CHOICE, cudnn.build_plan_policy.ALL
@@ -31,13 +32,7 @@ def declared(h200):
     """Graphs made by `cudnn.pygraph` itself, for a device that is not here."""
 
     def declare(m=32):
-        graph = cudnn.pygraph(
-            io_data_type=cudnn.data_type.HALF,
-            intermediate_data_type=cudnn.data_type.FLOAT,
-            compute_data_type=cudnn.data_type.FLOAT,
-            device_property=h200.native,
-            sm_version=h200.sm_version,
-        )
+        graph = graphs.plain(h200, intermediate_data_type=cudnn.data_type.FLOAT)
         a = graph.tensor(dim=[1, m, 64], stride=[m * 64, 64, 1], name="a")
         b = graph.tensor(dim=[1, 64, 128], stride=[64 * 128, 128, 1], name="b")
         c = graph.matmul(a, b, name="product")
@@ -45,16 +40,6 @@ def declared(h200):
         return graph, c
 
     return declare
-
-
-def stages(graph, heuristics=(A,), between=lambda graph: None, after=lambda graph: None, policy=None):
-    graph.validate()
-    graph.build_operation_graph()
-    between(graph)
-    graph.create_execution_plans(list(heuristics))
-    after(graph)
-    graph.check_support()
-    graph.build_plans(*([] if policy is None else [policy]))
 
 
 PAIR = (4, {cudnn.knob_type.KERNEL_CFG: 1})
@@ -279,12 +264,7 @@ def test_wrong_arguments_are_refused_by_the_frontend_as_ever(declared, tmp_path)
 
 def test_a_graph_that_is_not_supported_fails_with_the_frontends_own_error(h200, tmp_path):
     def attempt():
-        graph = cudnn.pygraph(
-            io_data_type=cudnn.data_type.HALF,
-            compute_data_type=cudnn.data_type.FLOAT,
-            device_property=h200.native,
-            sm_version=h200.sm_version,
-        )
+        graph = graphs.plain(h200)
         x = graph.tensor(dim=[1, 3, 5, 7], stride=[105, 35, 7, 1])
         w = graph.tensor(dim=[4, 2, 3, 3], stride=[18, 9, 3, 1])
         graph.conv_fprop(x, w, padding=[0, 0], stride=[1, 1], dilation=[1, 1]).set_output(True)
@@ -457,12 +437,7 @@ def test_a_second_process_imports_no_python_engine(tmp_path):
 def test_a_graph_that_is_still_open_after_validation_may_be_changed(h200, tmp_path):
     # Where one of the frontend's Python engines may take it, validate() neither lowers nor freezes a graph.
     def attention():
-        graph = cudnn.pygraph(
-            io_data_type=cudnn.data_type.HALF,
-            compute_data_type=cudnn.data_type.FLOAT,
-            device_property=h200.native,
-            sm_version=h200.sm_version,
-        )
+        graph = graphs.plain(h200)
         q, k, v = (graph.tensor(dim=[1, 2, 64, 64], stride=[8192, 4096, 64, 1]) for _ in range(3))
         o, _ = graph.sdpa(q=q, k=k, v=v, attn_scale=0.1, is_inference=True)
         o.set_output(True)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from plancache.cudnn.libraries import cudnn
+from plancache.cudnn import frontend
 
 
 class StandIn:
@@ -37,7 +37,7 @@ class StandIn:
 
     def __getattr__(self, name: str) -> Any:
         # Only what a lowered graph has: somebody may merely look whether there is such an attribute.
-        if name.startswith("_") or not hasattr(cudnn()._pybind_module.backend_graph, name):
+        if name.startswith("_") or not frontend.lowered_has(name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
         def ask(*args: Any, **kwargs: Any) -> Any:

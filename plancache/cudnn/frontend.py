@@ -437,6 +437,11 @@ def put_off(graph: Any, stand_in: Any, inferred: Sequence[Sequence[Any]], frozen
     graph._lowered_graph = stand_in
 
 
+def lowered_has(name: str) -> bool:
+    """Whether a lowered graph has an attribute of this name."""
+    return hasattr(cudnn()._pybind_module.backend_graph, name)
+
+
 def was_changed(graph: Any) -> bool:
     """Whether a graph that was put off and not frozen was changed since."""
     return not graph._is_validated

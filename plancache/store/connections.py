@@ -24,6 +24,9 @@ from typing import Any
 # What a fork waits for the other threads: longer than any of them waits for another process.
 _PATIENCE = 5.0
 
+# Milliseconds that a statement waits for another process's write (a put takes 0.2 ms).
+BUSY = 2000
+
 _every: weakref.WeakSet[Connection] = weakref.WeakSet()
 _gates: weakref.WeakSet[Gate] = weakref.WeakSet()
 _registry = threading.RLock()  # of gates

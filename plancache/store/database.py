@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from plancache.errors import StoreError
 from plancache.settings import shipped
-from plancache.store.connections import Connection, connect, gate
+from plancache.store.connections import BUSY, Connection, connect, gate
 from plancache.store.directory import Access
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from sqlite_utils import Database as Inspected
 
 FILE = "plancache.sqlite3"
-# What a statement waits for another process's write (a put takes 0.2 ms); and for its migration, in seconds.
-BUSY = 2000  # milliseconds
+# Seconds that another process's migration is waited for.
 _MIGRATION = 10.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
 _READ_ONLY = 8  # SQLITE_READONLY

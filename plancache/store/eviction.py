@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from plancache.store.connections import Connection
+from plancache.store.connections import BUSY, Connection
 from plancache.store.interface import Listed
 
 DEFAULT_MAX_BYTES, LOWEST = 2 << 30, 2 << 20
@@ -92,7 +92,7 @@ class Pages(NamedTuple):
 def lower(connection: Connection, bounds: Bounds, transaction: Callable[[], AbstractContextManager[None]]) -> None:
     """Where a bound was lowered: make room bit by bit, so that nobody is locked out and the journal stays short."""
     batch = _batch(bounds)
-    connection.wait(2000)
+    connection.wait(BUSY)
     while (before := Pages.of(connection).beyond(bounds)) > 2 * batch:
         with transaction():
             make_room(connection, bounds, batch - before)

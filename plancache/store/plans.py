@@ -15,8 +15,8 @@ from typing import Any
 
 from plancache.errors import StoreError
 from plancache.store import eviction
-from plancache.store.connections import Connection
-from plancache.store.database import BUSY, FILE, Database
+from plancache.store.connections import BUSY, Connection
+from plancache.store.database import FILE, Database
 from plancache.store.directory import Access
 from plancache.store.eviction import Bounds, Pages
 from plancache.store.interface import Listed, Row, Store
@@ -94,8 +94,8 @@ class SqliteStore(Store):
         number = _number(row.key, row.route)
         values = (number, *_values(row), time.time(), record, replaces if replaces is not None else b"")
         need = len(record) + _SPLIT
-        with self.database.use() as connection:
-            if _size(self._database_file) > self.bounds.database + self.bounds.journal:
+        if _size(self._database_file) > self.bounds.database + self.bounds.journal:
+            with self.database.use() as connection:
                 eviction.lower(connection, self.bounds, lambda: _transaction(connection))
         with self.database.use() as connection, self._journaled(connection) as fits:
             if not fits:

@@ -121,11 +121,7 @@ def staged(directory):
         for name in ("matmul", "conv", "sdpa"):
             graph, tensors = getattr(graphs, name)(handle)
             started = time.perf_counter()
-            graph.validate()
-            graph.build_operation_graph()
-            graph.create_execution_plans([cudnn.heur_mode.A])
-            graph.check_support()
-            graph.build_plans()
+            graphs.stages(graph)
             took = time.perf_counter() - started
             pack = buffers(tensors)
             workspace = torch.empty(max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8)
