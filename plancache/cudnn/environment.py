@@ -91,13 +91,17 @@ def _cuda_major() -> int:
 def _engine_packages() -> dict[str, str | None]:
     # A directory listing instead of importlib.metadata, whose import alone takes longer than loading a plan.
     versions: dict[str, str | None] = dict.fromkeys(_ENGINE_PACKAGES)
+    standard = os.path.dirname(os.__file__)  # noqa: PTH120
     for entry in reversed(sys.path):
+        if entry in (standard, standard + "/lib-dynload"):  # hundreds of names, and no packages
+            continue
         try:
             names = os.listdir(entry or ".")  # noqa: PTH208
         except OSError:
             continue
         for name in names:
-            package, _, rest = name.partition("-")
-            if rest.endswith(".dist-info") and package.lower() in versions:
-                versions[package.lower()] = rest.removesuffix(".dist-info")
+            if name.endswith(".dist-info"):
+                package, _, rest = name.partition("-")
+                if (package := package.lower()) in versions:
+                    versions[package] = rest.removesuffix(".dist-info")
     return versions

@@ -142,6 +142,18 @@ class Snapshot:
         for tensor, dim, stride, data_type in self._tensors:
             tensor.dim, tensor.stride, tensor.data_type = dim, stride, data_type
 
+    def added(self, graph: Any) -> list[Any]:
+        """The tensors that the graph was given since. A planned graph takes some still, though nothing can use them."""
+        return [tensor for uid, tensor in graph._tensor_by_uid.items() if uid not in self._attributes["_tensor_by_uid"]]
+
+
+def register(graph: Any, added: Sequence[Any]) -> None:
+    """Give a graph tensors again that it had."""
+    for tensor in added:
+        if tensor.uid not in graph._tensor_by_uid:
+            graph._register_tensor(tensor)
+            graph._reserved_uids.add(tensor.uid)
+
 
 def _copied(value: Any) -> Any:
     return value.copy() if type(value) in (dict, list, set) else value
@@ -361,7 +373,7 @@ class LoadedPlan:
         served = Snapshot(graph)
         # What the caller chose since it was served stays so, on the list that planning gives.
         chosen = {name: vars(graph)[name] for name in (*_FILTERS, "_plan_pinned", "_is_built")}
-        index = graph._plan_index
+        index, added = graph._plan_index, self._declared.added(graph)
         self._declared.restore(graph)
         try:
             self._plan_again(graph)
@@ -369,6 +381,7 @@ class LoadedPlan:
             served.restore(graph)
             raise
         vars(graph).update(chosen)
+        register(graph, added)
         if len(graph._plans) == len(self._plans.plans):
             graph._plan_index = index
         return graph._lowered_graph
@@ -461,6 +474,7 @@ def take_back(graph: Any, declared: Snapshot) -> None:
 
 def pass_for_planned(graph: Any) -> None:
     """Make a graph that was put off pass for a planned one: `build()` and `execute()` ask by this whether to plan."""
+    graph._freeze()
     graph._planning_done = True
 
 
