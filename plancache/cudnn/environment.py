@@ -26,7 +26,7 @@ def document() -> Document:
     engines, heuristics = _sublibraries()
     return {
         "cudnn": libraries.backend_version(),
-        "cuda": _cuda_major(),
+        "cuda": libraries.cuda_major(),
         "engines": list(engines),
         "heuristics": heuristics,
         # Takes TF32 kernels out of every plan list, and makes cuDNN refuse loaded ones (measured with 0).
@@ -77,14 +77,6 @@ def _sublibraries() -> tuple[tuple[str, ...], bool]:
             expected="libcudnn_engines_*.so",
         )
     return names, any(name.startswith("libcudnn_heuristic.so") for name in found)
-
-
-@cache
-def _cuda_major() -> int:
-    version = int(libraries.library().cudnnGetCudartVersion())
-    if version <= 0:
-        raise LibraryError("cuDNN does not tell its CUDA version", found=str(version), expected="12000 or more")
-    return version // 1000
 
 
 @cache
