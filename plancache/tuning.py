@@ -231,7 +231,7 @@ class _Tuner:
     def _begun(self, earlier: _State | None) -> _State:
         listed = [
             Candidate(plan.engine, sorted(plan.knobs.items()), plan.name)
-            for plan in candidates.candidates(self._wanted, handle=self._runner.handle)
+            for plan in candidates.candidates(self._wanted, **self._runner.place)
         ]
         table = Tuning(listed, workspace_limit=self._limits.workspace)
         if earlier is None:
@@ -259,7 +259,7 @@ class _Tuner:
             RunError: the device is at fault; nothing more can be run by this process.
         """
         try:
-            built, seconds = candidates.build(self._wanted, candidate.plan, handle=self._runner.handle)
+            built, seconds = candidates.build(self._wanted, candidate.plan, **self._runner.place)
             candidate.workspace = int(built.get_workspace_size())
             if self._limits.workspace is not None and candidate.workspace > self._limits.workspace:
                 candidate.status = TOO_LARGE

@@ -74,6 +74,8 @@ class Runner:
         self._enter_context(0 if ordinal is None and devices.current_ordinal() is None else ordinal)
         module = libraries.cudnn()
         self.handle = module.create_handle()
+        #: What graphs that run here are made with.
+        self.place: dict[str, Any] = {"handle": self.handle}
         self._stream = self._ask(self._driver.cuStreamCreate(1), "cuStreamCreate")  # 1: beside the default stream
         module.set_stream(handle=self.handle, stream=int(self._stream))
         free, _ = self._ask(self._driver.cuMemGetInfo(), "cuMemGetInfo")

@@ -201,7 +201,7 @@ def fill(names, directory):
 
 
 def exchanged(directory):
-    """Put the native plan of relu(a @ b) where that of tanh(a @ b) is, in a record that is whole: it must be found out."""
+    """Put the native plan of relu(a @ b) where that of tanh(a @ b) is, in a record that is whole."""
     from plancache.store import records
 
     handle = cudnn.create_handle()
