@@ -24,7 +24,7 @@ from plancache.cudnn import device as devices
 from plancache.cudnn import environment, frontend, plans, target
 from plancache.cudnn.graph import NotKeyableError
 from plancache.cudnn.graph import labels as labels_of
-from plancache.cudnn.plans import Choice, Declared, Request, UnkeptPlanError, UnknownEnvironmentError
+from plancache.cudnn.plans import Choice, Declared, Request, Route, UnkeptPlanError, UnknownEnvironmentError
 from plancache.dynamic import Dynamic, topology_key
 from plancache.errors import BuilderError, CaptureError, PlanCacheError, StoreError
 from plancache.explain import Explanation
@@ -52,9 +52,14 @@ class PlanCache(Finding):
     """
 
     def __init__(
-        self, layers: Layers, mode: str, serve_ahead_of_time: bool = False, misses: Path | None = None
+        self,
+        layers: Layers,
+        mode: str,
+        serve_ahead_of_time: bool = False,
+        misses: Path | None = None,
+        tuned: bool = True,
     ) -> None:
-        super().__init__(layers, mode, serve_ahead_of_time)
+        super().__init__(layers, mode, serve_ahead_of_time, tuned)
         self._misses_file = misses
         self._misses: deque[Miss] = deque(maxlen=64)
         self._counts: Counter[tuple[Source, Reason]] = Counter()
@@ -391,7 +396,10 @@ class PlanCache(Finding):
             return replace(bypassed, key=wanted.key)
         _log.info("built %s: %s in %.1f s", wanted.key, built.plans.chosen.name, built.seconds)
         # A record that cuDNN refused is replaced only now: the same process has shown that the fault is not its own.
-        written = self._writes() and self._put(wanted, built, found.record if found.layer == 0 else None)
+        replaces = found.record if found.layer == 0 and found.route is wanted.route else None
+        written = self._writes() and self._put(wanted, built, replaces)
+        if found.route is Route.TUNED:
+            self._set_aside(found, wanted)
         outcome = lookups.outcome(Source.BUILT, found, wanted.key, started)
         return replace(outcome, stored=written, route=wanted.route.value)
 

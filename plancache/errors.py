@@ -59,6 +59,14 @@ class SettingsError(PlanCacheError):
         self.name = name
 
 
+class RunError(PlanCacheError):
+    """A plan could not be run on the device. With `fault`, the process's CUDA context is of no use any longer."""
+
+    def __init__(self, what: str, *, fault: bool = False, **facts: Any) -> None:
+        super().__init__(what, **facts)
+        self.fault = fault
+
+
 class StoreError(PlanCacheError):
     """The cache directory cannot be used; `path` says which one. While a job runs it is a warning, never raised.
 

@@ -28,9 +28,10 @@ _SLOW_FAULT, _REST = 1.0, 60.0
 class Finding(Upkeep):
     """The part of `PlanCache` that reads."""
 
-    def __init__(self, layers: Layers, mode: str, serve_ahead_of_time: bool) -> None:
+    def __init__(self, layers: Layers, mode: str, serve_ahead_of_time: bool, tuned: bool = True) -> None:
         super().__init__(layers)
         self.mode = mode
+        self._tuned = tuned
         self._serve_ahead_of_time = serve_ahead_of_time or mode == "require-hit"
         self._warned: set[str] = set()
         self._rests_until = 0.0
@@ -42,7 +43,7 @@ class Finding(Upkeep):
             return Route.DEVICELESS, Route.REPLAY
         # A deviceless plan runs right with a handle's device, but its kernels can be ten times slower.
         ahead = (Route.DEVICELESS,) if self._serve_ahead_of_time else ()
-        return Route.NATIVE, Route.REPLAY, *ahead
+        return *((Route.TUNED,) if self._tuned else ()), Route.NATIVE, Route.REPLAY, *ahead
 
     def _candidates(self, wanted: Request) -> Iterator[Found]:
         """Every record of the key: the best route first, within it the nearest layer; also those that are of no use."""
@@ -113,8 +114,13 @@ class Finding(Upkeep):
         return None
 
     def _set_aside(self, unfit: Found | None, wanted: Request) -> None:
-        """Remove a damaged record of the writable cache that another layer stands in for: no build would replace it."""
-        if unfit is None or unfit.reason is not Reason.DAMAGED or unfit.layer > 0 or not self._writes():
+        """Remove an unfit record of the writable cache that another one stands in for: no build would replace it.
+
+        A tuned plan that cuDNN refused is one of them, since the other one was loaded by the same process.
+        """
+        if unfit is None or unfit.layer > 0 or not self._writes():
+            return
+        if unfit.reason is not Reason.DAMAGED and (unfit.route, unfit.reason) != (Route.TUNED, Reason.REFUSED):
             return
         with suppress(StoreError):
             self._layers.top.discard(wanted.key.hash, unfit.route, unfit.record)

@@ -24,6 +24,7 @@ def open(  # the public name is plancache.open
     key_file: Any = None,
     store: str | None = None,
     wait: float | None = None,
+    tuned: bool | None = None,
 ) -> PlanCache:
     """Open the cache in a directory, or make one there.
 
@@ -38,6 +39,7 @@ def open(  # the public name is plancache.open
             `PLANCACHE_KEY_FILE`.
         store: `sqlite` or `files`; None chooses by what is there, else by the file system.
         wait: seconds to wait for another process that builds the same plan; None is `PLANCACHE_WAIT`, else 120.
+        tuned: whether tuned plans are taken before others; None is `PLANCACHE_TUNED`, else they are.
 
     Raises:
         SettingsError: an argument, or a `PLANCACHE_` variable, has a value that is not allowed.
@@ -60,7 +62,8 @@ def open(  # the public name is plancache.open
     )
     under = settings.layers if layers is None else [Path(layer) for layer in layers]
     stack = Layers(path, options, read_only=chosen in ("read-only", "require-hit"), under=under)
-    return PlanCache(stack, chosen, settings.serve_ahead_of_time, settings.misses)
+    prefer = settings.tuned if tuned is None else tuned
+    return PlanCache(stack, chosen, settings.serve_ahead_of_time, settings.misses, prefer)
 
 
 def _at_least(max_bytes: int) -> int:

@@ -57,8 +57,8 @@ class Outcome:
         seconds: wall time of the call.
         detail: more about the reason, for people (the value that could not be encoded, the library's message).
         stored: whether this call wrote the plan to the cache.
-        route: `native`, `deviceless`, or `kernels` for a graph with dynamic shapes that was built with the kernel
-            cache of its topology; None where no plan was loaded or built by plancache.
+        route: `native`, `tuned`, `replay`, `deviceless`, or `kernels` for a graph with dynamic shapes that was built
+            with the kernel cache of its topology; None where no plan was loaded or built by plancache.
     """
 
     source: Source

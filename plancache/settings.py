@@ -20,6 +20,7 @@ class Settings:
     directory: Path | None
     mode: str
     serve_ahead_of_time: bool
+    tuned: bool
     misses: Path | None
     layers: tuple[Path, ...]
     max_bytes: int | None
@@ -38,6 +39,7 @@ class Settings:
             directory=_path("PLANCACHE_DIR"),
             mode=check_mode(os.environ.get("PLANCACHE_MODE") or "read-write", "PLANCACHE_MODE"),
             serve_ahead_of_time=_ahead_of_time(),
+            tuned=_switch("PLANCACHE_TUNED"),
             misses=_path("PLANCACHE_MISSES"),
             layers=tuple(Path(one).expanduser() for one in _listed("PLANCACHE_LAYERS")),
             max_bytes=size(os.environ["PLANCACHE_MAX_BYTES"], "PLANCACHE_MAX_BYTES")
@@ -122,6 +124,13 @@ def _ahead_of_time() -> bool:
     if value not in ("", "serve"):
         raise SettingsError("unknown value", name="PLANCACHE_AOT", found=repr(value), expected="'serve' or unset")
     return value == "serve"
+
+
+def _switch(name: str) -> bool:
+    value = os.environ.get(name) or "1"
+    if value not in ("0", "1"):
+        raise SettingsError("unknown value", name=name, found=repr(value), expected="1, 0 or unset")
+    return value == "1"
 
 
 def user_cache_directory() -> Path:

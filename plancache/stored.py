@@ -16,8 +16,10 @@ from plancache.store import records
 from plancache.store.interface import Row
 
 
-def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tuple[Row, bytes]:
-    """The row and the record of a plan that was just built."""
+def encode(
+    wanted: Request, built: BuiltPlan, signing_key: bytes | None, tuning: Mapping[str, Any] | None = None
+) -> tuple[Row, bytes]:
+    """The row and the record of a plan that was just built; `tuning` is the table of what it was measured against."""
     key, chosen = wanted.key, built.plans.chosen
     row = Row(
         key=key.hash,
@@ -43,6 +45,8 @@ def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tupl
         "documents": pack(documents),
         "blob": built.blob,
     }
+    if tuning is not None:
+        fields["tuning"] = pack(tuning)
     return row, records.encode(row, fields, signing_key)
 
 
@@ -66,3 +70,14 @@ def documents(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The documents in a record: graph, device, environment, build, the device's properties, the tensors' names."""
     unpacked: dict[str, Any] = msgpack.unpackb(fields["documents"], strict_map_key=False)
     return unpacked
+
+
+def with_tuning(fields: Mapping[str, Any], tuning: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a tuned plan with another table."""
+    return {**fields, "tuning": pack(tuning)}
+
+
+def tuning(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The table of a tuned plan: every candidate with what came of it; None for any other plan."""
+    packed = fields.get("tuning")
+    return None if packed is None else msgpack.unpackb(packed, strict_map_key=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from plancache import stored
 from plancache.cudnn import kernel_cache
@@ -15,6 +15,11 @@ from plancache.store.bundle import Counts
 from plancache.store.interface import Listed, Row, Store
 from plancache.store.layers import Layers, open_store
 from plancache.store.verify import Report, verify
+
+if TYPE_CHECKING:
+    from plancache.cache import PlanCache
+    from plancache.ondevice import Verdict
+    from plancache.tuning import Tuning
 
 
 class Upkeep:
@@ -51,6 +56,19 @@ class Upkeep:
         """
         record = self.store.get(row.key, row.route, use=False)
         return None if record is None else stored.documents(records.decode(record, self._signing_key)[1])
+
+    def tuning(self, row: Row) -> Tuning | None:
+        """The table of a tuned plan: every candidate with what came of it; None for any other plan, or if it is gone.
+
+        Raises:
+            RecordError: the record is damaged.
+            StoreError: the cache cannot be read.
+        """
+        from plancache.tuning import Tuning  # what a hit does not need
+
+        record = self.store.get(row.key, row.route, use=False)
+        table = None if record is None else stored.tuning(records.decode(record, self._signing_key)[1])
+        return None if table is None else Tuning.of(table)
 
     def kernel(self, row: Row) -> Kernel | None:
         """A stored kernel, with its knobs and the operands that it was compiled for; None if it cannot be told.
@@ -121,3 +139,80 @@ class Upkeep:
             return bundle.merge(source, self.store, self._signing_key, progress)
         finally:
             source.close()
+
+    def verify_on_device(
+        self,
+        rows: Iterable[Listed] | None = None,
+        *,
+        timeout: float = 60.0,
+        keep: bool = False,
+        memory: int | None = None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> list[Verdict]:
+        """Run plans of this device, each loaded by its own route in a child process, and compare them with what is
+        built natively of the same graph.
+
+        Wrong ones, and those that hang or end their process, are removed from the writable cache.
+
+        Args:
+            rows: which; None is all. Those of other devices and libraries are passed over.
+            timeout: seconds that one plan may take.
+            keep: remove nothing.
+            memory: bytes on the device that one graph may take; None is most of what is free.
+            progress: called after each.
+
+        Raises:
+            DeviceError: there is no CUDA device here.
+            StoreError: the cache cannot be read, or not be written.
+        """
+        from plancache import ondevice
+
+        chosen = list(self.rows()) if rows is None else list(rows)
+        return list(ondevice.verify(cast("PlanCache", self), chosen, timeout, keep, memory, progress))
+
+    def tune(
+        self,
+        graph: Any,
+        heuristics: Any = None,
+        policy: Any = None,
+        *,
+        seconds: float = 60.0,
+        workspace_limit: int | None = None,
+        memory: int | None = None,
+        builder: str = "",
+        again: bool = False,
+        progress: Callable[[int, Tuning], None] = lambda place, table: None,
+    ) -> Tuning:
+        """Run every plan that cuDNN offers for a graph on its device, and keep the fastest for later builds.
+
+        The candidates are those of the heuristic modes A, B and FALLBACK. Each is built, run on random inputs, compared
+        with the heuristics' first choice and timed. The graph itself is left as it was declared; `build` then finds the
+        tuned plan before any other (unless the cache was opened with `tuned=False`). A second call goes on with what
+        was not measured yet, or gives what is known.
+
+        Args:
+            graph: a `cudnn.pygraph` with a handle, neither validated nor planned.
+            heuristics: as for `build`: what is tuned is the plan of exactly this way of building.
+            policy: as for `build`.
+            seconds: how long candidates are tried.
+            workspace_limit: bytes; candidates that need a larger workspace are passed over.
+            memory: bytes on the device for inputs, outputs and workspace; None is most of what is free.
+            builder: the name of the function that declared the graph, for listings.
+            again: measure all of them anew (but those that hung).
+            progress: called before each candidate with its place and what is known so far.
+
+        Raises:
+            BuilderError: the graph has no key, an explicit plan or dynamic shapes.
+            DeviceError: there is no GPU here, or the graph is for another device.
+            RunError: the graph cannot be run on random inputs, or a candidate has left the device at fault: this
+                process can run nothing more on it, and what was measured before is kept.
+            StoreError: the cache cannot be written, or another process is tuning the graph for too long.
+
+        Not promised: that every candidate comes back. A plan that hangs hangs this process; `plancache tune` runs them
+        in a process of their own.
+        """
+        from plancache import tuning  # what a hit does not need
+        from plancache.cudnn.plans import Choice
+
+        limits = tuning.Limits(seconds, workspace_limit, memory)
+        return tuning.tune(cast("PlanCache", self), graph, Choice(heuristics, policy), limits, builder, progress, again)

@@ -22,6 +22,17 @@ def matmul(handle=None, m=64, **kwargs):
     return graph, (a, b, c)
 
 
+def linear(handle=None, **kwargs):
+    """relu(x @ w + bias): 2,048 tokens, 1,024 features in and out."""
+    graph = new(handle, **kwargs)
+    x = graph.tensor(dim=[1, 2048, 1024], stride=[2048 * 1024, 1024, 1], name="x")
+    w = graph.tensor(dim=[1, 1024, 1024], stride=[1024 * 1024, 1, 1024], name="w")
+    bias = graph.tensor(dim=[1, 1, 1024], stride=[1024, 1024, 1], name="bias")
+    y = graph.relu(graph.bias(graph.matmul(x, w), bias))
+    y.set_output(True)
+    return graph, (x, w, bias, y)
+
+
 def conv(handle=None, k=64, **kwargs):
     """relu(conv(x, w)): 8 x 64 x 28 x 28, channels last, 3 x 3."""
     graph = new(handle, **kwargs)

@@ -113,7 +113,10 @@ def test_the_constructor_takes_its_arguments_in_the_order_that_target_names_them
 def test_the_private_methods_that_are_called_are_there():
     text = (PACKAGE / "cudnn" / "frontend.py").read_text()
     called = set(re.findall(r"\bgraph\.(_\w+)\(", text))
-    assert called == {"_freeze", "_register_tensor", "_backend_handle_for_lowering", "_python_native_validator"}
+    assert called == {
+        *("_freeze", "_register_tensor", "_backend_handle_for_lowering", "_python_native_validator"),
+        *("_barred_indices", "_variant_pack_uids"),
+    }
     assert all(callable(getattr(cudnn.pygraph, name)) for name in called)
 
 

@@ -24,6 +24,7 @@ _COMMANDS = {
     "ls": ("store", "ls"),
     "prune": ("store", "prune"),
     "show": ("show", "show"),
+    "tune": ("tune", "tune"),
     "verify": ("store", "verify"),
 }
 

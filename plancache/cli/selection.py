@@ -13,6 +13,7 @@ import click
 
 from plancache.store.interface import Listed
 
+ROUTES = ("native", "tuned", "replay", "deviceless")
 _PAUSE = 600.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
@@ -81,7 +82,7 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--env", "environment", help="Hash of the environment, or its beginning."),
         click.option("--builder", help="Part of the name of the function that declared the graph."),
         click.option("--engine", type=int, help="Engine id of the plan."),
-        click.option("--route", type=click.Choice(["native", "replay", "deviceless"]), help="How the plan was built."),
+        click.option("--route", type=click.Choice(ROUTES), help="How the plan was built."),
         click.option("--since", metavar="AGE", help="Used since: 30m, 12h, 7d, 2w ago."),
         click.option("--older-than", metavar="AGE", help="Not used since."),
         click.option("--last-run", is_flag=True, help="What was used last, back to a pause of ten minutes."),

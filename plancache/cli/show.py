@@ -14,6 +14,7 @@ from rich.table import Table
 from plancache.cache import PlanCache
 from plancache.cli.place import Place
 from plancache.cli.store import age, compiled_for, size_text
+from plancache.cli.tune import print_table, table_json
 from plancache.cudnn.listing import listing
 from plancache.errors import PlanCacheError
 from plancache.kernels import is_kernel
@@ -53,7 +54,9 @@ def _as_json(cache: PlanCache, listed: Listed) -> dict[str, Any]:
         kernel = cache.kernel(listed.row) if listed.row.size else None
         return row if kernel is None else {**row, "knobs": dict(kernel.knobs), "operands": kernel.operands}
     try:
-        return {**row, "documents": cache.documents(listed.row)}
+        known = {**row, "documents": cache.documents(listed.row)}
+        tuning = cache.tuning(listed.row)
+        return known if tuning is None else {**known, "tuning": table_json(tuning)}
     except PlanCacheError as error:
         return {**row, "fault": str(error)}
 
@@ -81,6 +84,9 @@ def _show_plan(cache: PlanCache, listed: Listed) -> None:
         console.print(f"[bold]{name:<17}[/bold]{value}")
     for line in listing(parts["graph"], {int(uid): label for uid, label in parts["labels"].items()}):
         console.print(f"  {line}", markup=False)
+    tuning = cache.tuning(row)
+    if tuning is not None:
+        print_table(Console(highlight=False), tuning)
     console.print()
 
 

@@ -45,12 +45,41 @@ def ls(place: Place, selection: Selection, kernels: bool, as_json: bool) -> None
 
 
 @click.command()
+@click.argument("key", required=False)
+@selecting
+@click.option("--on-device", is_flag=True, help="Run the plans that the options select, each in a child process.")
+@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds after which a plan hangs.")
+@click.option("--keep", is_flag=True, help="Remove nothing of what was wrong on the device.")
+@click.option("--memory", metavar="SIZE", help="Memory on the device for one graph. [default: most of what is free]")
 @click.option("--repair", is_flag=True, help="Remove what is wrong, and keep what is good of a damaged database.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_obj
-def verify(place: Place, repair: bool, as_json: bool) -> None:
-    """Check every record. Exit code 1 if something is wrong and stays so."""
-    with place.open("read-write" if repair else "read-only") as cache, _progress("checking") as step:
+def verify(
+    place: Place,
+    selection: Selection,
+    on_device: bool,
+    timeout: float,
+    keep: bool,
+    memory: str | None,
+    repair: bool,
+    as_json: bool,
+) -> None:
+    """Check every record. Exit code 1 if something is wrong and stays so.
+
+    With --on-device, plans for this device are loaded, run on random inputs and compared with what is built here of the
+    same graph; wrong ones, and those that hang, are removed. KEY (the beginning of keys) and the options say which.
+    Exit code 1 if there were any.
+    """
+    if on_device:
+        if repair:
+            raise click.UsageError("--repair is about records on disk: call it without --on-device")
+        from plancache.cli.ondevice import verify_on_device
+
+        bound = None if memory is None else size(memory, "--memory")
+        verify_on_device(place, selection, timeout, keep, bound, as_json)
+    elif keep or memory is not None or any(value for value in vars(selection).values()):
+        raise click.UsageError("a selection, --keep and --memory go with --on-device; records are checked all together")
+    with place.open("read-write" if repair else "read-only") as cache, progress("checking") as step:
         report = cache.verify(repair, step(None))
     if as_json:
         click.echo(json.dumps({**asdict(report), "aside": [str(file) for file in report.aside]}))
@@ -91,7 +120,7 @@ def export(place: Place, file: Path, selection: Selection, force: bool) -> None:
     """Write plans into one portable FILE: all, or those that the options select."""
     if file.exists() and not force:
         raise click.ClickException(f"{file} exists. Give --force to overwrite it.")
-    with place.open("read-only") as cache, _progress("exporting") as step:
+    with place.open("read-only") as cache, progress("exporting") as step:
         rows = selection.of(cache.rows())
         counts = cache.export_bundle(file, rows, step(len(rows)))
     click.echo(f"{counts.done} plans written to {file} ({size_text(file.stat().st_size)})" + _damaged(counts.damaged))
@@ -102,14 +131,14 @@ def export(place: Place, file: Path, selection: Selection, force: bool) -> None:
 @click.pass_obj
 def import_(place: Place, file: Path) -> None:
     """Merge a bundle into the cache. What is there already stays."""
-    with place.open("read-write") as cache, _progress("importing") as step:
+    with place.open("read-write") as cache, progress("importing") as step:
         counts = cache.import_bundle(file, step(None))
     click.echo(
         f"{counts.done} plans imported, {counts.present} were there already" + _damaged(counts.damaged, counts.refused)
     )
 
 
-_MARKS = {"deviceless": " *", "replay": " +"}
+_MARKS = {"deviceless": " *", "replay": " +", "tuned": " !"}
 
 
 def _damaged(count: int, refused: int = 0) -> str:
@@ -118,7 +147,7 @@ def _damaged(count: int, refused: int = 0) -> str:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int | None], Callable[[], None]]]:
+def progress(what: str) -> Iterator[Callable[[int | None], Callable[[], None]]]:
     """A bar on stderr, only where somebody watches; gives what starts it with a total."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

@@ -209,6 +209,16 @@ def is_capturing(handle: Any) -> bool:
     return int(status) == 0 and int(state) == int(driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
 
 
+def driver() -> Any:
+    """cuda-python's driver module, initialized.
+
+    Raises:
+        DeviceError: there is no CUDA device here.
+        LibraryError: cuda-python is not installed.
+    """
+    return _cuda_driver()
+
+
 def clear_error() -> None:
     """Forget the CUDA error that a failed load has left behind.
 

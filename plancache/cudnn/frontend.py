@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from plancache.cudnn.libraries import cudnn
+from plancache.cudnn.plan_list import Filters as Filters
+from plancache.cudnn.plan_list import Plan as Plan
+from plancache.cudnn.plan_list import PlanList as PlanList
 from plancache.cudnn.python_plans import python_config
 
 # ---------------------------------------------------------------- reading a declared graph
@@ -101,15 +103,6 @@ def library_type(data_type: Any) -> Any:
     return cudnn().datatypes._library_type(data_type)
 
 
-@dataclass(frozen=True)
-class Filters:
-    """What the caller excluded before planning."""
-
-    deselected_engines: tuple[str, ...]
-    workspace_limit: int | None
-    notes: tuple[tuple[str, Any, bool], ...]
-
-
 def filters(graph: Any) -> Filters:
     """The filters set so far."""
     return Filters(tuple(graph._barred_names), graph._workspace_limit, tuple(graph._note_filters))
@@ -173,29 +166,6 @@ def copy_filters(source: Any, graph: Any) -> None:
 # ---------------------------------------------------------------- reading a built graph
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One entry of a plan list: engine id, knobs by number, its name, its place in the backend's own list."""
-
-    name: str
-    engine: int
-    knobs: dict[int, int]
-    backend_index: int | None
-
-
-@dataclass(frozen=True)
-class PlanList:
-    """The ranked plans of a built graph and which one was chosen."""
-
-    plans: tuple[Plan, ...]
-    selected: int
-
-    @property
-    def chosen(self) -> Plan:
-        """The plan that runs."""
-        return self.plans[self.selected]
-
-
 def chosen_kind(graph: Any) -> str:
     """`backend`, `python` (one of the frontend's Python engines) or `delegated` (no engine and knobs to tell)."""
     if graph.selected_engine is not None:
@@ -220,6 +190,27 @@ def plan_list(graph: Any) -> PlanList:
         numbered = {int(knob): int(value) for knob, value in knobs.items()}
         found.append(Plan(graph.get_plan_name_at_index(index), int(engine), numbered, config.cpp_index))
     return PlanList(tuple(found), int(graph._plan_index))
+
+
+def barred(graph: Any) -> set[int]:
+    """Places in the plan list of a planned graph that its filters exclude."""
+    return set(graph._barred_indices())
+
+
+# ---------------------------------------------------------------- running a ready graph
+
+
+def operands(graph: Any) -> list[int]:
+    """The uids of the tensors that whoever executes a ready graph has to give an address for."""
+    return list(graph._variant_pack_uids() or ())
+
+
+def execute(graph: Any, addresses: Mapping[int, int], workspace: int, handle: Any) -> None:
+    """Execute a ready graph by addresses. `graph.execute` looks at what it is given, and imports torch for it (3 s)."""
+    place = graph._plans[graph._plan_index].cpp_index
+    graph._lowered_graph._execute_plan_at_index(
+        dict(addresses), workspace, place, int(handle.backend_handle), None, None, None
+    )
 
 
 # ---------------------------------------------------------------- serving a loaded plan

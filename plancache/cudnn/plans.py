@@ -22,6 +22,7 @@ class Route(StrEnum):
     """How a plan is built and loaded. cuDNN gives wrong results or hangs where the two are mixed."""
 
     NATIVE = "native"
+    TUNED = "tuned"  # as native; the plan is the fastest that was measured, not the one that heuristics put first
     REPLAY = "replay"
     DEVICELESS = "deviceless"
 
@@ -311,7 +312,7 @@ def load(wanted: Request, route: Route, plan: Mapping[str, Any], blob: bytes) ->
         plan["inferred"],
         _run(wanted),
         # The caller's graph has a handle of its own, which a deviceless container lacks.
-        frontend.backend_handle(wanted.graph) if route is not wanted.route else None,
+        frontend.backend_handle(wanted.graph) if described is not None and wanted.route is Route.NATIVE else None,
     )
 
 
@@ -350,6 +351,12 @@ def plan_list(plan: Mapping[str, Any]) -> frontend.PlanList:
     """The list of plans that `described` wrote down."""
     listed = tuple(frontend.Plan(name, engine, dict(knobs), index) for name, engine, knobs, index in plan["plans"])
     return frontend.PlanList(listed, plan["selected"])
+
+
+def stored_plan(plan: Mapping[str, Any], blob: bytes) -> BuiltPlan:
+    """The plan that `described` wrote down, with its blob."""
+    inferred = [list(tensor) for tensor in plan["inferred"]]
+    return BuiltPlan(plan_list(plan), inferred, blob, plan["seconds"], bool(plan.get("validates_by_itself")))
 
 
 # Parts of messages with which a load fails for the sake of the process or the GPU, not of the plan: such a plan

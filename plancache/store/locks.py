@@ -25,12 +25,20 @@ _MODES = 0.2
 
 
 class SingleFlight:
-    """The build locks of one cache directory."""
+    """The locks of one cache directory: those for building, or the other set, for tuning.
 
-    def __init__(self, directory: Path, access: Access, wait: float) -> None:
-        self.directory = directory / "locks"
+    Two sets, since whoever wants a plan must not wait for somebody who tunes it.
+    """
+
+    def __init__(self, directory: Path, access: Access, wait: float, tuning: bool = False) -> None:
+        self.directory = directory / ("locks-tuning" if tuning else "locks")
         self.access = access
         self.wait = wait
+        self._late = (
+            "another process has been tuning the same plan for too long"
+            if tuning
+            else "another process has been building the same plan for too long; building it here too"
+        )
 
     @contextmanager
     def turn(self, key: str, stored: Callable[[], bool]) -> Iterator[bool]:
@@ -87,7 +95,7 @@ class SingleFlight:
                 return False
             if time.monotonic() >= deadline:
                 raise StoreError(
-                    "another process has been building the same plan for too long; building it here too",
+                    self._late,
                     path=path,
                     found=f"held for {self.wait:.0f} s by {holder(path)}",
                     expected="the plan, or the lock",

@@ -26,6 +26,8 @@ def reference(name, inputs):
     inputs = [value.float() for value in inputs]
     if name == "matmul":
         return torch.relu(inputs[0] @ inputs[1])
+    if name == "linear":
+        return torch.relu(inputs[0] @ inputs[1] + inputs[2])
     if name == "conv":
         return torch.relu(torch.nn.functional.conv2d(*inputs, padding=1))
     return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.1)
@@ -165,3 +167,75 @@ def capture(directory):
     torch.cuda.synchronize()
     torch.testing.assert_close(output.float(), reference("matmul", inputs), atol=3e-2, rtol=2e-2)
     print("replayed")
+
+
+def tuned(name, directory, seconds=60):
+    """Tune, then take the plan as a job would: what came of the candidates, where the plan came from, its digest."""
+    from plancache.tuning import Tuning
+
+    handle = cudnn.create_handle()
+    with plancache.open(directory) as cache:
+        graph, _ = getattr(graphs, name)(handle)
+        before = cache.key(graph)
+        table = cache.tune(graph, seconds=seconds)
+        assert isinstance(table, Tuning)
+        assert cache.key(graph) == before  # as it was declared
+        counts = {}
+        for one in table.candidates:
+            counts[one.status] = counts.get(one.status, 0) + 1
+        first, chosen = (table.candidates[place] for place in (table.first, table.chosen))
+        print("complete" if table.complete else "partial", sorted(counts.items()))
+        print(first.name, first.median, chosen.name, chosen.median, f"{table.gain:.2f}", f"{table.seconds:.1f} s")
+        assert chosen.median == min(one.median for one in table.candidates if one.status == "ok")
+    run(name, directory)
+
+
+def fill(names, directory):
+    """Build natively, and fill ahead of time for this device, as a host without a GPU would."""
+    for name in names:
+        handle = cudnn.create_handle()
+        with plancache.open(directory) as cache:
+            graph, _ = getattr(graphs, name)(handle)
+            print(cache.build(graph).source)
+        fill_ahead(name, directory, both=True)
+
+
+def exchanged(directory):
+    """Put the native plan of relu(a @ b) where that of tanh(a @ b) is, in a record that is whole."""
+    from plancache.store import records
+
+    handle = cudnn.create_handle()
+    with plancache.open(directory) as cache:
+        keys = []
+        for activation in ("relu", "tanh"):
+            graph = graphs.new(handle)
+            a = graph.tensor(dim=[1, 64, 64], stride=[4096, 64, 1])
+            b = graph.tensor(dim=[1, 64, 128], stride=[8192, 128, 1])
+            getattr(graph, activation)(graph.matmul(a, b)).set_output(True)
+            outcome = cache.build(graph)
+            assert outcome.stored, outcome
+            keys.append(outcome.key.hash)
+        (_, relu_fields), (tanh, tanh_fields) = (
+            records.decode(cache.store.get(key, "native", use=False)) for key in keys
+        )
+        wrong = records.encode(tanh, {**tanh_fields, "blob": relu_fields["blob"]})
+        assert cache.store.put(tanh, wrong, cache.store.get(keys[1], "native"))
+        print(*keys)
+
+
+def misfiled(name, directory):
+    """File the deviceless record of a plan as a native one, with its checksum right: it must not be loaded so."""
+    from dataclasses import replace
+
+    from plancache.store import records
+
+    fill_ahead(name, directory)
+    handle = cudnn.create_handle()
+    with plancache.open(directory) as cache:
+        (listed,) = cache.rows()
+        record = cache.store.get(listed.row.key, "deviceless", use=False)
+        row, _ = records.decode(record)
+        assert cache.store.put(replace(row, route="native"), record)
+        graph, _ = getattr(graphs, name)(handle)
+        outcome = cache.build(graph)
+        print(outcome.source, outcome.route, outcome.reason.name)

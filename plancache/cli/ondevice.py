@@ -1,0 +1,62 @@
+"""`plancache verify --on-device`: stored plans run on the device and compared with what is built there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from plancache.cli.place import Place
+from plancache.cli.selection import Selection
+from plancache.cli.store import progress
+from plancache.ondevice import CRASHED, RIGHT, WRONG, Verdict, here
+from plancache.tuning import HUNG
+
+
+def verify_on_device(
+    place: Place, selection: Selection, timeout: float, keep: bool, memory: int | None, as_json: bool
+) -> None:
+    """Run, compare, report; the exit code is 1 if a plan was wrong, hung or crashed."""
+    with place.open("read-only" if keep else "read-write") as cache:
+        rows = here(selection.of(cache.rows()))
+        with progress("running") as step:
+            verdicts = cache.verify_on_device(rows, timeout=timeout, keep=keep, memory=memory, progress=step(len(rows)))
+    if as_json:
+        for one in verdicts:
+            click.echo(json.dumps({**asdict(one), "row": None, "key": one.row.key, "route": one.row.route}))
+    else:
+        _table(verdicts)
+    sys.exit(1 if any(one.verdict in (WRONG, HUNG, CRASHED) for one in verdicts) else 0)
+
+
+def _table(verdicts: list[Verdict]) -> None:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("key", "plan", "route", "verdict"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for name in ("µs", "native µs", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in verdicts:
+        ratio = one.micros / one.native if one.micros and one.native else None
+        numbers = ("-" if value is None else f"{value:.1f}" for value in (one.micros, one.native))
+        verdict = one.verdict + (", bit-equal" if one.exact else "") + (", removed" if one.removed else "")
+        table.add_row(
+            one.row.key[:12],
+            one.row.name.split("_")[0],
+            one.row.route,
+            verdict,
+            *numbers,
+            "-" if ratio is None else f"{ratio:.2f}",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    for one in verdicts:
+        if one.verdict != RIGHT and one.detail:
+            console.print(f"{one.row.key[:12]} {one.row.route}: {one.detail}", soft_wrap=True, markup=False)
+    counts = Counter(one.verdict for one in verdicts)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    console.print(f"{len(verdicts)} plans of this device and these libraries" + (f": {said}" if said else ""))

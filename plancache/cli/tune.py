@@ -1,0 +1,147 @@
+"""`plancache tune`: the fastest plan of every stored graph, measured on the device that is here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from plancache.cli.place import Place
+from plancache.cli.selection import Selection, selecting
+from plancache.errors import RunError
+from plancache.settings import size
+from plancache.store.interface import Row
+from plancache.tuning import WAITING, Tuning
+
+
+@click.command()
+@click.argument("key", required=False)
+@selecting
+@click.option("--seconds", type=float, default=60.0, show_default=True, help="Time for one graph's candidates.")
+@click.option("--workspace", metavar="SIZE", help="Pass over candidates whose workspace is larger: 64M.")
+@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds after which a candidate hangs.")
+@click.option("--memory", metavar="SIZE", help="Memory on the device for one graph. [default: most of what is free]")
+@click.option("--again", is_flag=True, help="Measure anew what was measured already.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each graph.")
+@click.pass_obj
+def tune(
+    place: Place,
+    selection: Selection,
+    seconds: float,
+    workspace: str | None,
+    timeout: float,
+    memory: str | None,
+    again: bool,
+    as_json: bool,
+) -> None:
+    """Run every plan that cuDNN offers for the stored graphs, and keep the fastest of each; KEY begins their keys.
+
+    Candidates run in a child process: one that hangs is ended, noted, and not tried again. Interrupted, it goes on next
+    time with what was not measured yet. Exit code 1 if a graph could not be tuned.
+    """
+    from plancache import ondevice, tuning
+    from plancache.worker import Worker
+
+    limits = tuning.Limits(
+        seconds,
+        None if workspace is None else size(workspace, "--workspace"),
+        None if memory is None else size(memory, "--memory"),
+    )
+    results: list[tuple[Row, Tuning | str]] = []
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with place.open("read-write") as cache:
+        # One row of each key: what is tuned is the graph, whatever routes it has plans of.
+        every = {listed.row.key: listed.row for listed in ondevice.here(selection.of(cache.rows()))}
+        with (
+            Worker(cache, timeout) as worker,
+            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        ):
+            graphs, plans = bar.add_task("graphs", total=len(every)), bar.add_task("plans", total=None)
+
+            def said(number: int, of: int, name: str) -> None:
+                bar.update(plans, completed=number, total=of, description=name.split("_")[0])
+
+            for row in every.values():
+                try:
+                    results.append((row, ondevice.tune_row(cache, worker, row, limits, again, said)))
+                except RunError as error:
+                    results.append((row, str(error)))
+                bar.advance(graphs)
+    _report(results, as_json)
+    if any(isinstance(result, str) for _, result in results):
+        raise SystemExit(1)
+
+
+def _report(results: list[tuple[Row, Tuning | str]], as_json: bool) -> None:
+    if as_json:
+        for row, result in results:
+            known = {"key": row.key, "builder": row.builder}
+            click.echo(json.dumps({**known, **({"fault": result} if isinstance(result, str) else table_json(result))}))
+        return
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("key", "builder", "first choice", "tuned"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for name in ("µs", "µs", "ratio", "run"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.columns[4].header = "first µs"
+    for row, result in results:
+        builder = row.builder.rpartition(".")[2] or "-"
+        if isinstance(result, str):
+            continue
+        first, chosen = _named(result, result.first), _named(result, result.chosen)
+        run = sum(one.status != WAITING for one in result.candidates)
+        ratio = f"{result.gain:.2f}" if result.gain else "-"
+        table.add_row(
+            row.key[:12],
+            builder,
+            *first[:1],
+            *chosen[:1],
+            first[1],
+            chosen[1],
+            ratio,
+            f"{run}/{len(result.candidates)}",
+        )
+    console = Console()
+    console.print(table)
+    for row, result in results:
+        if isinstance(result, str):
+            console.print(f"{row.key[:12]} {result}", highlight=False, soft_wrap=True, markup=False)
+    done = sum(not isinstance(result, str) for _, result in results)
+    console.print(f"{done} of {len(results)} graphs tuned", highlight=False)
+
+
+def _named(tuning: Tuning, place: int | None) -> tuple[str, str]:
+    if place is None:
+        return "-", "-"
+    one = tuning.candidates[place]
+    return one.name, "-" if one.median is None else f"{one.median:.1f}"
+
+
+def table_json(tuning: Tuning) -> dict[str, Any]:
+    """A tuning's table as JSON has it."""
+    return {**asdict(tuning), "complete": tuning.complete, "gain": tuning.gain}
+
+
+def print_table(console: Console, tuning: Tuning) -> None:
+    """Every candidate, the fastest first."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("candidate", no_wrap=True, overflow="ellipsis")
+    for name in ("µs", "best µs", "workspace"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", overflow="fold")
+    ranked = sorted(enumerate(tuning.candidates), key=lambda one: (one[1].median is None, one[1].median or 0.0, one[0]))
+    for place, one in ranked:
+        marks = ["tuned"] * (place == tuning.chosen) + ["heuristics' choice"] * (place == tuning.first)
+        status = ", ".join([one.status, *marks]) + (f": {one.detail}" if one.detail and one.median is None else "")
+        times = ("-" if value is None else f"{value:.1f}" for value in (one.median, one.best))
+        table.add_row(one.name, *times, "-" if one.workspace is None else str(one.workspace), status)
+    console.print(table, markup=False)
+    left = sum(one.status == WAITING for one in tuning.candidates)
+    rest = f", {left} not run yet" if left else ""
+    console.print(f"{len(tuning.candidates)} candidates, {tuning.seconds:.1f} s{rest}", highlight=False)

@@ -1,0 +1,38 @@
+"""Plan lists, and what a caller excluded from them, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What the caller excluded before planning."""
+
+    deselected_engines: tuple[str, ...]
+    workspace_limit: int | None
+    notes: tuple[tuple[str, Any, bool], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One entry of a plan list: engine id, knobs by number, its name, its place in the backend's own list."""
+
+    name: str
+    engine: int
+    knobs: dict[int, int]
+    backend_index: int | None
+
+
+@dataclass(frozen=True)
+class PlanList:
+    """The ranked plans of a built graph and which one was chosen."""
+
+    plans: tuple[Plan, ...]
+    selected: int
+
+    @property
+    def chosen(self) -> Plan:
+        """The plan that runs."""
+        return self.plans[self.selected]

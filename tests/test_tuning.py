@@ -1,0 +1,375 @@
+"""Tuning, as far as it goes without a GPU: candidates are listed and built really; only what a device would say of them
+(outputs and microseconds) is made up here. tests/gpu has the rest."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+import plancache
+from plancache import stored, tuning
+from plancache.cli import cli
+from plancache.cudnn import candidates, plans
+from plancache.cudnn.numbers import Difference
+from plancache.cudnn.plans import Choice, Route
+from plancache.cudnn.running import Timing
+from plancache.errors import BuilderError, DeviceError, RunError, SettingsError, StoreError
+from plancache.outcome import Reason
+from plancache.store import records
+from plancache.tuning import Limits, Tuning
+from tests import graphs
+
+
+def request(graph=None, **choice):
+    graph = graphs.unary()[0] if graph is None else graph
+    return plans.declare(graph).request(graph, Choice(**choice))
+
+
+class Device:
+    """Stands for the device: it executes nothing, and says of each plan what the test wants it to say."""
+
+    made = 0
+
+    def __init__(self, h200, micros, wrong=(), broken=(), fault=()):
+        self.place = {"device": h200}
+        self.micros, self.wrong, self.broken, self.fault = micros, wrong, broken, fault
+        self.ran = []
+
+    def __call__(self, ordinal, memory):
+        self.made += 1
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def operands(self, graph):
+        return "operands"
+
+    def outputs(self, made):
+        return {}
+
+    def run(self, graph, made, outputs):
+        name = graph.get_plan_name_at_index(0)
+        self.ran.append(name)
+        self.now = name
+        if name in self.fault:
+            raise RunError("the device is at fault", fault=True)
+        if name in self.broken:
+            raise RunError("a plan could not be launched")
+
+    def compare(self, made, expected, found):
+        return Difference("HALF", exact=False, largest=1.0 if self.now in self.wrong else 1e-4)
+
+    def time(self, graph, made, outputs):
+        return Timing(self.micros.get(self.now, 100.0), self.micros.get(self.now, 100.0) - 1)
+
+    def check(self):
+        pass
+
+
+@pytest.fixture(scope="session")
+def listed(h200):
+    """The candidates of a small graph."""
+    with plancache.target(h200):
+        return candidates.candidates(request(), device=h200)
+
+
+@pytest.fixture
+def names(listed):
+    return [plan.name for plan in listed]
+
+
+@pytest.fixture
+def on(monkeypatch, h200):
+    """Tune the small graph in a cache, on a device that says so."""
+
+    def run(cache, device, said=lambda place, table: None, wanted=None, **limits):
+        monkeypatch.setattr(tuning, "Runner", device)
+        return tuning.tune_request(cache, wanted or request(), Limits(**limits), said)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, h200, listed):
+    directory = tmp_path_factory.mktemp("tuned") / "cache"
+    names = [plan.name for plan in listed]
+    device = Device(h200, {names[0]: 50.0, names[2]: 25.0}, wrong=names[1:2], broken=names[3:4])
+    patch = pytest.MonkeyPatch()
+    patch.setattr(tuning, "Runner", device)
+    with plancache.target(h200), plancache.open(directory, mode="read-write") as cache:
+        table = tuning.tune_request(cache, request(), Limits(), lambda place, table: None)
+    patch.undo()
+    return directory, table, device
+
+
+@pytest.fixture
+def tuned(finished, targeted):
+    with plancache.open(finished[0]) as cache:
+        yield cache
+
+
+def test_every_plan_of_all_heuristics_is_a_candidate_once_and_the_own_first_choice_comes_first(names, targeted, built):
+    graph, _ = graphs.unary()
+    plans.run_build(graph, Choice())
+    assert names[0] == graph.get_plan_name_at_index(0)
+    assert len(names) == len(set(names)) > 3
+
+
+def test_what_the_filters_of_a_graph_exclude_is_no_candidate(names, targeted, h200):
+    graph, _ = graphs.unary()
+    graph.deselect_engines([names[1]])
+    left = [plan.name for plan in candidates.candidates(request(graph), device=h200)]
+    assert names[1] not in left
+    assert names[0] in left
+
+
+def test_a_candidate_is_built_as_itself_and_leaves_the_declared_graph_alone(listed, targeted, h200):
+    wanted = request()
+    built, seconds = candidates.build(wanted, listed[1], device=h200)
+    assert built.get_plan_name_at_index(0) == listed[1].name
+    assert seconds > 0
+    assert request(wanted.graph).key == wanted.key
+
+
+def test_a_graph_that_has_no_plan_is_the_callers_error(targeted, h200):
+    import cudnn
+
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError):
+        candidates.candidates(request(graphs.unsupported()[0]), device=h200)
+
+
+def test_the_fastest_right_candidate_is_kept_with_the_table_of_all(finished, tuned, names):
+    _, table, _ = finished
+    statuses = {one.name: one.status for one in table.candidates}
+    assert [statuses[name] for name in names[:4]] == ["ok", "wrong", "ok", "failed"]
+    assert (table.candidates[table.first].name, table.candidates[table.chosen].name) == (names[0], names[2])
+    assert table.complete
+    assert table.gain == 2.0
+    (listed,) = tuned.rows()
+    assert (listed.row.route, listed.row.name) == ("tuned", names[2])
+    assert tuned.tuning(listed.row) == table
+
+
+def test_what_is_stored_is_the_plan_of_the_fastest_and_can_be_loaded(tuned, names, h200):
+    wanted = request()
+    record = tuned.store.get(wanted.key.hash, "tuned")
+    _, fields = stored.decode(record, wanted.key, "tuned", None)
+    # Built for a device that is not here, it is loaded so; on the device it is built and loaded with the handle.
+    plans.load(wanted, Route.DEVICELESS, fields["plan"], fields["blob"])
+    assert wanted.graph.get_plan_name_at_index(0) == names[2]
+    assert wanted.graph.get_execution_plan_count() == 1
+    assert wanted.graph.get_workspace_size() >= 0
+
+
+def test_tuning_that_is_complete_runs_nothing_again(tuned, on, h200, finished):
+    device = Device(h200, {})
+    assert on(tuned, device) == finished[1]
+    assert device.made == 0
+
+
+def test_tuning_without_time_keeps_the_first_and_the_next_goes_on_with_the_rest(tmp_path, on, targeted, h200, names):
+    with plancache.open(tmp_path / "cache") as cache:
+        first = on(cache, Device(h200, {}), seconds=0)
+        assert [one.status for one in first.candidates] == ["ok"] + ["not run"] * (len(names) - 1)
+        assert not first.complete
+        device = Device(h200, {names[-1]: 1.0})
+        whole = on(cache, device)
+        assert whole.complete
+        assert whole.candidates[whole.chosen].name == names[-1]
+        assert device.ran == names  # the first one again, since the others are judged by it
+
+
+def test_what_was_measured_before_an_interruption_is_there_afterwards(tmp_path, on, targeted, h200, names):
+    def interrupt(place, table):
+        if place == 2:
+            raise KeyboardInterrupt
+
+    with plancache.open(tmp_path / "cache") as cache:
+        with pytest.raises(KeyboardInterrupt):
+            on(cache, Device(h200, {}), interrupt)
+        (listed,) = cache.rows()
+        statuses = [one.status for one in cache.tuning(listed.row).candidates]
+    assert statuses[:3] == ["ok", "ok", "not run"]
+
+
+def test_a_fault_of_the_device_ends_the_tuning_and_the_candidate_is_not_tried_again(
+    tmp_path, on, targeted, h200, names
+):
+    with plancache.open(tmp_path / "cache") as cache:
+        with pytest.raises(RunError) as caught:
+            on(cache, Device(h200, {}, fault=names[1:2]))
+        assert caught.value.fault
+        device = Device(h200, {})
+        table = on(cache, device)
+    assert table.candidates[1].status == "failed"
+    assert names[1] not in device.ran
+
+
+def test_a_candidate_that_hung_is_noted_and_never_tried_again(tmp_path, on, targeted, h200, names):
+    with plancache.open(tmp_path / "cache") as cache:
+        on(cache, Device(h200, {}), seconds=0)
+        (listed,) = cache.rows()
+        assert tuning.mark(cache, listed.row, names[1], tuning.HUNG, "nothing came of it for 60 s")
+        assert not tuning.mark(cache, listed.row, "no such plan", tuning.HUNG, "")
+        for limit in (None, 1 << 30):  # also where all others are measured anew
+            device = Device(h200, {})
+            table = on(cache, device, workspace=limit)
+            assert table.candidates[1].status == "hung"
+            assert names[1] not in device.ran
+
+
+def test_candidates_with_a_larger_workspace_are_passed_over(tmp_path, on, targeted, h200):
+    with plancache.open(tmp_path / "cache") as cache:
+        table = on(cache, Device(h200, {}), workspace=-1)
+    assert {one.status for one in table.candidates} == {"too large"}
+    assert table.chosen is None
+
+
+def test_a_table_of_a_later_version_or_a_damaged_record_begins_anew(tmp_path, on, targeted, h200, names, said):
+    with plancache.open(tmp_path / "cache") as cache:
+        on(cache, Device(h200, {}), seconds=0)
+        (listed,) = cache.rows()
+        old = cache.store.get(listed.row.key, "tuned")
+        row, fields = records.decode(old)
+        strange = records.encode(row, stored.with_tuning(fields, {"rows": []}))
+        assert cache.store.put(row, strange, old)
+        assert on(cache, Device(h200, {})).complete
+        damaged = cache.store.get(listed.row.key, "tuned")
+        assert cache.store.put(row, damaged[:-1], damaged)
+        assert on(cache, Device(h200, {})).complete
+        (listed,) = cache.rows()
+        assert cache.tuning(listed.row).complete
+
+
+def test_one_process_tunes_a_key_and_another_one_waits_no_longer_than_it_may(tmp_path, on, targeted, h200):
+    with plancache.open(tmp_path / "cache", wait=0.05) as cache:
+        wanted = request()
+        with cache._layers.locks(tuning=True).turn(wanted.key.hash, lambda: False) as mine:
+            assert mine
+            with pytest.raises(StoreError, match="tuning the same plan"):
+                on(cache, Device(h200, {}), wanted=wanted)
+            # Whoever only wants the plan does not wait.
+            assert cache.build(wanted.graph).stored
+
+
+def test_who_waited_takes_what_the_other_process_has_found(tmp_path, on, targeted, h200, tuned, finished):
+    with plancache.open(tmp_path / "cache") as cache:
+        wanted, device = request(), Device(h200, {})
+        with cache._layers.locks(tuning=True).turn(wanted.key.hash, lambda: False):
+            (listed,) = tuned.rows()
+            cache.store.put(listed.row, tuned.store.get(listed.row.key, "tuned"))
+            assert on(cache, device, wanted=wanted) == finished[1]
+        assert device.made == 0
+
+
+def test_a_tuned_plan_comes_before_all_others_unless_it_is_not_asked_for(tmp_path, targeted, monkeypatch):
+    wanted = replace(request(), route=Route.NATIVE)
+    with plancache.open(tmp_path / "cache") as cache:
+        assert cache._routes(wanted) == (Route.TUNED, Route.NATIVE, Route.REPLAY)
+    with plancache.open(tmp_path / "cache", tuned=False) as cache:
+        assert cache._routes(wanted) == (Route.NATIVE, Route.REPLAY)
+    monkeypatch.setenv("PLANCACHE_TUNED", "0")
+    with plancache.open(tmp_path / "cache") as cache:
+        assert Route.TUNED not in cache._routes(wanted)
+    with plancache.open(tmp_path / "cache", tuned=True) as cache:
+        assert Route.TUNED in cache._routes(wanted)
+    monkeypatch.setenv("PLANCACHE_TUNED", "no")
+    with pytest.raises(SettingsError, match="PLANCACHE_TUNED|1, 0"):
+        plancache.open(tmp_path / "cache")
+
+
+def test_a_tuned_plan_is_not_for_graphs_of_a_device_that_is_not_here(tuned):
+    assert tuned.lookup(graphs.unary()[0]).reason is Reason.ABSENT
+
+
+def test_a_damaged_tuned_record_is_set_aside_and_the_next_best_serves(tuned, tmp_path, targeted, monkeypatch, said):
+    with plancache.open(tmp_path / "cache") as cache:
+        (listed,) = tuned.rows()
+        record = tuned.store.get(listed.row.key, "tuned")
+        cache.store.put(listed.row, record[:-1])
+        assert cache.build(graphs.unary()[0]).stored
+        monkeypatch.setattr(cache, "_routes", lambda wanted: (Route.TUNED, Route.DEVICELESS))
+        assert cache.build(graphs.unary()[0]).route == "deviceless"
+        assert [one.row.route for one in cache.rows()] == ["deviceless"]
+    assert "checksum" in said()[0]
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "text"),
+    [
+        (lambda cache: cache.tune(graphs.unary()[0]), DeviceError, "not here"),
+        (lambda cache: cache.tune(graphs.matmul(is_dynamic_shape_enabled=True)[0]), BuilderError, "dynamic shapes"),
+        (lambda cache: cache.tune("no graph"), BuilderError, "no graph"),
+    ],
+)
+def test_what_cannot_be_tuned_says_why(tmp_path, targeted, build, error, text):
+    with plancache.open(tmp_path / "cache") as cache, pytest.raises(error, match=text):
+        build(cache)
+
+
+def test_a_cache_that_may_not_be_written_tunes_nothing(tmp_path, targeted, monkeypatch):
+    native = replace(request(), route=Route.NATIVE)
+    with plancache.open(tmp_path / "cache", mode="read-only") as cache:
+        monkeypatch.setattr(cache, "_request", lambda *_: native)
+        with pytest.raises(StoreError, match="cannot be kept"):
+            cache.tune(native.graph)
+
+
+def test_show_prints_the_table_and_gives_it_as_json(finished, names):
+    directory, table, _ = finished
+    with plancache.open(directory) as cache:
+        (listed,) = cache.rows()
+    shown = CliRunner().invoke(cli, ["--dir", str(directory), "show", listed.row.key])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("candidate"))
+    assert lines[at + 1].startswith(names[2])
+    assert "ok, tuned" in lines[at + 1]
+    assert "ok, heuristics' choice" in shown.output
+    assert f"{len(names)} candidates" in shown.output
+    answer = CliRunner().invoke(cli, ["--dir", str(directory), "show", listed.row.key, "--json"])
+    known = json.loads(answer.output)["tuning"]
+    assert (known["gain"], known["complete"]) == (2.0, True)
+    assert Tuning.of({name: known[name] for name in table.document()}) == table
+
+
+def test_tuned_plans_are_listed_checked_exported_and_imported_like_others(finished, tmp_path):
+    directory, _, _ = finished
+    command = CliRunner()
+    listed = command.invoke(cli, ["--dir", str(directory), "ls", "--route", "tuned"])
+    assert "1 plans" in listed.output
+    assert "! tuned" in listed.output
+    assert "1 good, 0 bad" in command.invoke(cli, ["--dir", str(directory), "verify"]).output
+    bundle = str(tmp_path / "bundle")
+    assert command.invoke(cli, ["--dir", str(directory), "export", bundle, "--route", "tuned"]).exit_code == 0
+    done = command.invoke(cli, ["--dir", str(tmp_path / "other"), "import", bundle])
+    assert "1 plans imported" in done.output
+    with plancache.open(tmp_path / "other") as cache:
+        (one,) = cache.rows()
+        assert cache.tuning(one.row).complete
+
+
+@pytest.mark.parametrize("arguments", [["tune"], ["verify", "--on-device"]])
+def test_without_a_gpu_the_commands_say_so_in_one_line(run, warm, arguments):
+    try:
+        plancache.device(0)
+    except plancache.PlanCacheError:
+        pass
+    else:
+        pytest.skip("there is a GPU here")
+    done = run("from plancache.cli import main; main()", "--dir", warm, *arguments, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: plans are run on the GPU that they are for")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_options_of_verify_that_need_the_device_are_refused_without_it(warm):
+    for arguments in (["--keep"], ["--route", "native"], ["abc"], ["--on-device", "--repair"]):
+        done = CliRunner().invoke(cli, ["--dir", str(warm), "verify", *arguments])
+        assert done.exit_code == 2, done.output
