@@ -1,7 +1,7 @@
 """The layers that are proven on a GPU: how each is declared, and what float32 arithmetic says that it computes.
 
 Declared without a GPU too: `python -m tests.gpu.layers DIRECTORY` fills bundles for an H200 on a machine that has none,
-to be served on one (there `PLANCACHE_TEST_BUNDLES` names the directory).
+to be served on one (there `GPU_TEST_BUNDLES` names the directory).
 """
 
 import sys

@@ -59,9 +59,9 @@ def test_a_row_that_was_made_for_another_route_is_refused(on_gpu, prove, tmp_pat
 
 
 def _bundle(route):
-    place = os.environ.get("PLANCACHE_TEST_BUNDLES")
+    place = os.environ.get("GPU_TEST_BUNDLES")
     if place is None:
-        pytest.skip("PLANCACHE_TEST_BUNDLES names no bundles that a machine without a GPU filled (tests/gpu/layers.py)")
+        pytest.skip("GPU_TEST_BUNDLES names no bundles that a machine without a GPU filled (tests/gpu/layers.py)")
     bundle = Path(place, bundle_name(route))
     if not bundle.exists():
         pytest.skip(f"{bundle} is not there: `python -m tests.gpu.layers` makes it, with this cuDNN")
