@@ -11,7 +11,16 @@ if TYPE_CHECKING:
 
 
 class Source(StrEnum):
-    """Where a plan came from."""
+    """Where a plan came from. Equal to its value as a string: `outcome.source == "disk"`.
+
+    Attributes:
+        MEMORY: a kernel cache that this process holds had the kernel.
+        DISK: the writable cache directory.
+        LAYER: a read-only directory or bundle under it (`PLANCACHE_LAYERS`).
+        BUILT: cuDNN built it now; the reason says why it was not found.
+        BYPASSED: cuDNN built it now, and it is not cached; the reason says why.
+        MISS: it was not found, and `lookup` builds nothing.
+    """
 
     MEMORY = "memory"
     DISK = "disk"

@@ -40,7 +40,10 @@ class Upkeep:
         return self._layers.top
 
     def rows(self, **equal: str) -> Iterator[Listed]:
-        """What is stored, newest first; `equal` names columns and their values.
+        """What is stored, newest first: plans, and the parts of kernel caches (their routes begin with `kernels-`).
+
+        Args:
+            equal: columns of `Row` and the values that they must have, such as `device=FINGERPRINT`.
 
         Raises:
             StoreError: the cache cannot be read.
@@ -49,6 +52,9 @@ class Upkeep:
 
     def documents(self, row: Row) -> dict[str, Any] | None:
         """The documents in a row's record: graph, device, environment, build, properties, labels. None if it is gone.
+
+        Args:
+            row: a plan's row, as `rows` gives it in `Listed.row`.
 
         Raises:
             RecordError: the record is damaged.
@@ -59,6 +65,9 @@ class Upkeep:
 
     def tuning(self, row: Row) -> Tuning | None:
         """The table of a tuned plan: every candidate with what came of it; None for any other plan, or if it is gone.
+
+        Args:
+            row: a plan's row, as `rows` gives it in `Listed.row`.
 
         Raises:
             RecordError: the record is damaged.
@@ -73,6 +82,9 @@ class Upkeep:
     def kernel(self, row: Row) -> Kernel | None:
         """A stored kernel, with its knobs and the operands that it was compiled for; None if it cannot be told.
 
+        Args:
+            row: a kernel's row, as `rows` gives it in `Listed.row`.
+
         Raises:
             StoreError: the cache cannot be read.
         """
@@ -85,7 +97,11 @@ class Upkeep:
             return None
 
     def verify(self, repair: bool = False, progress: Callable[[], None] = lambda: None) -> Report:
-        """Check every record; with `repair`, remove bad ones and keep what is good of a damaged database.
+        """Check every record's digest and what it is filed under; nothing is loaded into cuDNN.
+
+        Args:
+            repair: remove bad records, and keep what is good of a damaged database.
+            progress: called after each record.
 
         Raises:
             StoreError: the cache cannot be read, or not written for the repair.
@@ -117,7 +133,12 @@ class Upkeep:
     def export_bundle(
         self, file: Any, rows: Iterable[Listed] | None = None, progress: Callable[[], None] = lambda: None
     ) -> Counts:
-        """Write these rows' records (all, if None) into one portable file.
+        """Write records into one portable file. It is whole or not there.
+
+        Args:
+            file: where; what is there is replaced.
+            rows: what to write; None is all.
+            progress: called after each record.
 
         Raises:
             StoreError: the cache cannot be read, or the file cannot be written.
@@ -127,6 +148,10 @@ class Upkeep:
 
     def import_bundle(self, file: Any, progress: Callable[[], None] = lambda: None) -> Counts:
         """Merge a bundle; what is there already stays, damaged and wrongly signed records are skipped and counted.
+
+        Args:
+            file: a file that `export_bundle` wrote. It is only read.
+            progress: called after each record.
 
         Raises:
             StoreError: the bundle cannot be read, or the cache cannot be written.

@@ -88,7 +88,11 @@ class Device:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, Any]) -> Device:
-        """A device from a full set of properties that was checked before."""
+        """A device from a full set of properties that was checked before; `device` takes those that were not.
+
+        Args:
+            properties: cuDNN's names and values, as in the JSON.
+        """
         text = json.dumps(dict(properties), separators=(",", ":"))
         document = {name: properties[name] for name in FINGERPRINT}
         return cls(document, int(properties["driverVer"]), lambda: text)
