@@ -148,6 +148,15 @@ def test_the_command_explains_what_a_job_missed(warm, misses, monkeypatch):
     assert invoke("--dir", warm, "explain", key[:8]) == output
 
 
+def test_the_command_explains_what_a_job_missed_and_then_stored(warm, misses):
+    file, key = misses
+    with plancache.target("h200"), plancache.open(warm) as cache:
+        assert str(cache.build(graphs.matmul(m=32)[0]).key) == key
+    output = invoke("--dir", warm, "explain", file)
+    assert output.startswith(f"{key}: no entry (stored since); the nearest entry is ")
+    assert "[1, 64, 64]" in output
+
+
 def test_the_command_explains_a_graph_document_and_a_stored_key(warm, tmp_path, targeted, cache):
     file = tmp_path / "graph.json"
     graph, _ = graphs.matmul(m=32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -98,7 +98,12 @@ def _stored(cache: PlanCache, prefix: str) -> Iterator[Miss]:
 
 
 def _explained(cache: PlanCache, miss: Miss) -> Explanation:
-    return cache.explain_key(miss.key, miss.route, miss.labels, other_than=miss.reason is Reason.FOUND)
+    told = cache.explain_key(miss.key, miss.route, miss.labels, other_than=miss.reason is Reason.FOUND)
+    if told.reason is miss.reason or told.reason is not Reason.FOUND:
+        return told
+    if miss.reason is Reason.ABSENT:  # the job that missed it has stored it: the next nearest says why it missed
+        told = cache.explain_key(miss.key, miss.route, miss.labels, other_than=True)
+    return replace(told, reason=miss.reason, detail="stored since")
 
 
 def _print(explanation: Explanation) -> None:
