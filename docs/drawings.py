@@ -1,7 +1,7 @@
 """The drawings of the pages, as SVG files beside them: `python docs/generate.py` writes them.
 
-Boxes have their own background, and what is between them a grey that can be read on white and on black, so that one file
-serves both looks of the site and every other reader.
+Boxes have their own background, and what is between them a grey that can be read on white and on black: one file serves
+both looks of the site and every other reader.
 """
 
 from __future__ import annotations

@@ -35,6 +35,9 @@ def blocks(page):
     return found
 
 
+WITH_CODE = [page for page in PAGES if {"python", "bash"} & {block.language for block in blocks(page)}]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_there_are_no_blocks_of_other_kinds(page):
     assert {block.language for block in blocks(page)} <= {"python", "bash", "text"}
@@ -46,11 +49,7 @@ def test_there_are_blocks_to_run():
     assert languages.count("bash") > 10
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if {"python", "bash"} & {one.language for one in blocks(page)}],
-    ids=lambda p: p.name,
-)
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_blocks_of_a_page_run_in_their_order(page, warm, tmp_path):
     place = tmp_path / "place"
     place.mkdir()
