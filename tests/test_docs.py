@@ -41,9 +41,9 @@ def generator():
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """The built site's directory. A warning of any kind fails."""
+    """The built site's directory. A warning of any kind fails (but not with --quiet, which would hide it)."""
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
