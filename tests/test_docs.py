@@ -180,24 +180,30 @@ def test_every_drawing_is_shown_and_says_what_it_shows(site):
         assert "<title>" in drawing.read_text()
 
 
-# A command in running text or in a block that is not run, up to where it ends.
-_SAID = re.compile(r"`(plancache [^`\n]*)`|^(?:[A-Z_]+=\S+ |RUN )*(plancache .*)$", re.MULTILINE)
+def spoken_of(text):
+    """Commands in running text, and in blocks that are not run: the words up to where the shell takes over."""
+    inline = re.findall(r"`(plancache [^`\n]*)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    shown = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^(?:RUN |[A-Z_]+=\S+ )*(plancache .*)$", "\n".join(shown), re.MULTILINE)
+    for command in (*inline, *lines):
+        yield re.sub(r" (--dir|--store) \S+", "", re.split(r"[|#&>;$]", command)[0]).split()[1:]
 
 
 @pytest.mark.parametrize("file", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda file: file.name)
 def test_commands_that_are_only_spoken_of_exist(file):
     known = dict(commands())
-    for said in (one or two for one, two in _SAID.findall(file.read_text())):
-        words = said.split()
-        if words[1] in ("COMMAND", "[OPTIONS]") or not re.fullmatch(r"--?[a-z-]+|[a-z]+", words[1]):
-            continue  # a placeholder, or text
-        name, options = "plancache", []
-        for word in words[1:]:
-            if f"{name} {word}" in known and not options:
-                name += f" {word}"
-            elif word.startswith("-"):
-                options.append(word)
-        asked = {one for option in known[name].params for one in option.opts} | {"--help", "-h"}
-        above = {one for option in known["plancache"].params for one in option.opts}
-        assert name != "plancache" or words[1] in above | {"--help"}, said
-        assert set(options) <= asked | above, said
+    for words in spoken_of(file.read_text()):
+        if words[:1] in ([], ["COMMAND"]):
+            continue
+        name = "plancache"
+        while words and f"{name} {words[0]}" in known:
+            name += f" {words.pop(0)}"
+        options = {word for word in words if word.startswith("-")}
+        assert options or name != "plancache", words
+        asked = {one for option in known[name].params for one in option.opts} | {"--help", "-h", "--version"}
+        assert options <= asked, (name, words)
+
+
+def test_a_command_that_does_not_exist_is_noticed():
+    assert list(spoken_of("see `plancache --dir D lss --all | head`")) == [["lss", "--all"]]
+    assert list(spoken_of("```text\nRUN plancache warm x\nplan  engine\n```\n")) == [["warm", "x"]]
