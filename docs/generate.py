@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,19 @@ def _names() -> Iterator[str]:
         there = [name for name in names if name in public]
         if there:
             yield f"## {title}\n"
-            yield from (f"::: plancache.{name}\n" for name in there)
+            for name in there:
+                yield from _name(name)
+
+
+def _name(name: str) -> Iterator[str]:
+    """One name; of a class its own members come before those of its bases, whatever order the bases have."""
+    value = getattr(plancache, name)
+    yield f"::: plancache.{name}"
+    if isinstance(value, type) and not issubclass(value, Enum):
+        bases = [base for base in value.__mro__ if base.__module__.startswith("plancache")]
+        members = dict.fromkeys(member for base in bases for member in vars(base) if not member.startswith("_"))
+        yield f"    options:\n      members: [{', '.join(members)}]"
+    yield ""
 
 
 def _answers() -> Iterator[str]:
