@@ -66,17 +66,26 @@ def _command_line() -> Iterator[str]:
         yield f"```text\n{path} {usage}\n```\n"
         for paragraph in (command.help or "").split("\n\n"):
             yield f"{_paragraph(paragraph)}\n"
-        given = (one for one in command.get_params(context) if isinstance(one, click.Option))
-        records = (one.get_help_record(context) for one in given)
-        options = [(name, text) for name, text in filter(None, records) if "--help" not in name]
-        if options:
-            yield from _table(("option", "meaning"), [(_code(name), _plain(text)) for name, text in options])
+        options = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
+        rows = [_option(one, context) for one in options if "--help" not in one.opts]
+        if rows:
+            yield from _table(("option", "meaning"), rows)
         if isinstance(command, click.Group):
             children = [(path, child.get_short_help_str(200)) for path, child, _ in _children(command, context)]
             rows = [(f"[{path}](#{path.replace(' ', '-')})", _plain(text)) for path, text in children]
             yield from _table(("command", ""), rows)
         if command.epilog:
             yield f"{_paragraph(command.epilog)}\n"
+
+
+def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
+    record = option.get_help_record(context)
+    assert record is not None
+    name, text = record
+    if isinstance(option.type, click.Choice):  # too long for a column that is not torn
+        name = name.split(" [")[0]
+        text = f"{text.rstrip('.')}. One of {', '.join(f'`{one}`' for one in option.type.choices)}."
+    return _code(name), _plain(" ".join(text.split()))
 
 
 def _children(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
