@@ -84,7 +84,9 @@ def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
     name, text = record
     if isinstance(option.type, click.Choice):  # too long for a column that is not torn
         name = name.split(" [")[0]
-        text = f"{text.rstrip('.')}. One of {', '.join(f'`{one}`' for one in option.type.choices)}."
+        said, bracket, rest = text.partition("[default")
+        choices = ", ".join(f"`{one}`" for one in option.type.choices)
+        text = f"{said.strip()} One of {choices}. {bracket}{rest}"
     return _code(name), _plain(" ".join(text.split()))
 
 
