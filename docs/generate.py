@@ -7,6 +7,7 @@ names are in the documentation because they are in the code.
 from __future__ import annotations
 
 import html
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -64,7 +65,7 @@ def _command_line() -> Iterator[str]:
         usage = " ".join(command.collect_usage_pieces(context))
         yield f"## {path}\n"
         yield f"```text\n{path} {usage}\n```\n"
-        for paragraph in (command.help or "").split("\n\n"):
+        for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
             yield f"{_paragraph(paragraph)}\n"
         options = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
         rows = [_option(one, context) for one in options if "--help" not in one.opts]
@@ -105,7 +106,7 @@ def _paragraph(text: str) -> str:
 def _plain(text: str) -> str:
     """Nothing in it is markup, but for code in backticks."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([*<|])", r"\\\1", part) for part in parts)
+    return "".join(part if part.startswith("`") else re.sub(r"([*<|\[])", r"\\\1", part) for part in parts)
 
 
 def _code(text: str) -> str:

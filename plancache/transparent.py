@@ -54,8 +54,8 @@ def enable(cache: PlanCache | None = None) -> PlanCache:
     Raises:
         SettingsError: `cache` is None, and a `PLANCACHE_` variable has a value that is not allowed.
 
-    Graphs that were begun before stay as they are. Served ones raise what they raised before, in the same places; and,
-    from the stage that would build, a `MissError` in mode `require-hit` and a `MismatchError` in mode `check`.
+    Graphs that were begun before stay as they are. Served ones raise what they raised before, in the same places; the
+    stage that would build raises `MissError` in mode `require-hit` too, and `MismatchError` in mode `check`.
     """
     from plancache.builders import default_cache
 
