@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from plancache.cache import PlanCache
 
 Event = dict[str, Any]
+COMMAND = [sys.executable, "-m", "plancache.worker"]
 _START = 180.0  # seconds that a child may take until it is ready: imports from a cold disk, and the CUDA context
 
 
@@ -92,8 +93,7 @@ class Worker:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
             self.end()
-            command = [sys.executable, "-m", "plancache.worker"]
-            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self._child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             self._tell(self._child, self._setup)
             event = self._event(self._child, _START)
             if event["event"] == "error":
