@@ -51,6 +51,8 @@ class Worker:
             "kind": options.kind,
             "key": None if options.key is None else options.key.hex(),
             "trusted": list(options.trusted),
+            # Whoever tunes the same plan is waited for, but not so long that the wait passes for a plan that hangs.
+            "wait": min(options.wait, timeout / 2),
         }
         self._child: subprocess.Popen[bytes] | None = None
         self._read = b""
@@ -179,7 +181,7 @@ def _open(setup: Event) -> PlanCache:
     from plancache.store.layers import Layers, Options
 
     key = None if setup["key"] is None else bytes.fromhex(setup["key"])
-    options = Options(kind=setup["kind"], key=key, trusted=tuple(setup["trusted"]))
+    options = Options(kind=setup["kind"], key=key, trusted=tuple(setup["trusted"]), wait=setup["wait"])
     return PlanCache(Layers(Path(setup["directory"]), options, read_only=False), "read-write")
 
 

@@ -72,15 +72,15 @@ class Device:
 
 
 @pytest.fixture(scope="session")
-def listed(h200):
+def offered(h200):
     """The candidates of a small graph."""
     with plancache.target(h200):
         return candidates.candidates(request(), device=h200)
 
 
 @pytest.fixture
-def names(listed):
-    return [plan.name for plan in listed]
+def names(offered):
+    return [plan.name for plan in offered]
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def on(monkeypatch, h200):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, h200, listed):
+def finished(tmp_path_factory, h200, offered):
     directory = tmp_path_factory.mktemp("tuned") / "cache"
-    names = [plan.name for plan in listed]
+    names = [plan.name for plan in offered]
     device = Device(h200, {names[0]: 50.0, names[2]: 25.0}, wrong=names[1:2], broken=names[3:4])
     patch = pytest.MonkeyPatch()
     patch.setattr(tuning, "Runner", device)
@@ -128,10 +128,10 @@ def test_what_the_filters_of_a_graph_exclude_is_no_candidate(names, targeted, h2
     assert names[0] in left
 
 
-def test_a_candidate_is_built_as_itself_and_leaves_the_declared_graph_alone(listed, targeted, h200):
+def test_a_candidate_is_built_as_itself_and_leaves_the_declared_graph_alone(offered, targeted, h200):
     wanted = request()
-    built, seconds = candidates.build(wanted, listed[1], device=h200)
-    assert built.get_plan_name_at_index(0) == listed[1].name
+    built, seconds = candidates.build(wanted, offered[1], device=h200)
+    assert built.get_plan_name_at_index(0) == offered[1].name
     assert seconds > 0
     assert request(wanted.graph).key == wanted.key
 
