@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RIGHT, WRONG, CRASHED, REFUSED, SKIPPED = "right", "wrong", "crashed", "refused", "skipped"
 # What must not be served: it goes.
 _UNFIT = (WRONG, HUNG, CRASHED)
-_ORDER = {route: place for place, route in enumerate(Route)}
+_ORDER: dict[str, int] = {route: place for place, route in enumerate(Route)}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def here(rows: Iterable[Listed]) -> list[Listed]:
         for listed in rows
         if not is_kernel(listed.row) and (listed.row.device, listed.row.environment) == (device, libraries)
     ]
-    return sorted(chosen, key=lambda listed: (listed.row.key, _ORDER.get(Route(listed.row.route), 9)))
+    return sorted(chosen, key=lambda listed: (listed.row.key, _ORDER.get(listed.row.route, len(_ORDER))))
 
 
 def verify(

@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -145,14 +146,18 @@ def main() -> None:
     """Serve jobs from stdin. What libraries print goes to stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    code = 1
     try:
         _serve(sys.stdin, lambda event: print(json.dumps(event), file=out, flush=True))
+        code = 0
     except KeyboardInterrupt:
         pass
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         # Not through the interpreter's end: plans that are torn down there have crashed before, and all is written.
-        os._exit(0)
+        os._exit(code)
 
 
 def _serve(jobs: IO[str], say: Callable[[Event], None]) -> None:
