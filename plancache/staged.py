@@ -146,6 +146,7 @@ class Session:
             self._calls.clear()
 
     def _replay(self, graph: Any) -> None:
+        added = self._snapshot.added(graph)
         self._snapshot.restore(graph)
         self.validate(graph)
         with unhooked():
@@ -154,6 +155,7 @@ class Session:
                     self.build_operation_graph(graph)
                 else:
                     getattr(graph, name)(*args, **kwargs)
+        frontend.register(graph, added)
 
     def choose(self, graph: Any, heuristics: Any = None, plan: Any = None) -> bool:
         """Note how the plan is chosen; whether one is stored that was chosen so, with the filters of now."""
@@ -172,7 +174,7 @@ class Session:
     def serve(self, graph: Any, policy: Any = None) -> bool:
         """Load the plan into the graph whose planning was put off; if there is none, plan it really."""
         started = time.perf_counter()
-        calls = list(self._calls)
+        calls, added = list(self._calls), self._snapshot.added(graph)
         wanted = self._wanted(graph, policy)
         if wanted is not None:
             frontend.take_back(graph, self._snapshot)
@@ -187,9 +189,11 @@ class Session:
             found = self.cache._serve(replace(wanted, run=again))
             if found.reason is Reason.FOUND:
                 self.deferred = self.planned = False
+                frontend.register(graph, added)
                 self.finish(graph, lookups.outcome(lookups.source(found), found, wanted.key, started))
                 return True
         self.really(graph)
+        frontend.register(graph, added)
         return False
 
     def build(self, graph: Any, run: Callable[[Any], None], policy: Any) -> None:

@@ -134,3 +134,14 @@ def test_a_disk_that_is_full_is_told_in_words(run, tmp_path):
         TMPDIR=str(tmp_path),
     )
     assert out.split() == ["LibraryError"]
+
+
+def test_the_compiler_that_pip_installed_is_found_before_a_graph_is_built(run):
+    found = run(
+        "from pathlib import Path\n"
+        "from plancache.cudnn import libraries, no_driver\n"
+        "no_driver.ensure_driver()\n"
+        "libraries.ensure_nvrtc()\n"
+        "print({line.split('/')[-1] for line in Path('/proc/self/maps').read_text().splitlines()})"
+    )
+    assert re.search(r"libnvrtc\.so\.1[23]'", found)

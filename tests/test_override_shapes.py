@@ -56,8 +56,9 @@ def test_overrides_that_do_not_fit_are_told_with_the_uid(served, overrides, says
         graph.get_workspace_size(None, *overrides)
 
 
-def test_overrides_that_fit_reach_cudnn(served):
+@pytest.mark.parametrize("stride", [[2048, 64, 1], [64, 1]], ids=["of the shape's rank", "of a packed tensor"])
+def test_overrides_that_fit_reach_cudnn(served, stride):
     # There is no device here: it is cuDNN itself that says so.
     graph, tensors = served
     with pytest.raises(Exception, match="(?i)cudnn|cuda|handle"):
-        graph.execute(dict.fromkeys(tensors, 4096), 0, None, [1], [[1, 32, 64]], [[2048, 64, 1]])
+        graph.execute(dict.fromkeys(tensors, 4096), 0, None, [1], [[1, 32, 64]], [stride])

@@ -490,6 +490,50 @@ def test_a_tensor_that_comes_after_validation_harms_no_other_graph(declared, tmp
         assert plancache.last_outcome(graph).source is Source.DISK
 
 
+@pytest.mark.parametrize("when", ["before plans", "before the plan", "afterwards"])
+def test_a_tensor_that_comes_after_validation_is_among_the_tensors_of_a_served_graph(declared, tmp_path, when):
+    def tensors():
+        graph, _ = declared()
+        graph.validate()
+        for stage, call in {
+            "before plans": lambda: graph.create_execution_plans([A]),
+            "before the plan": graph.build_plans,
+            "afterwards": lambda: graph.get_engine_and_knobs_at_index(0),
+        }.items():
+            if stage == when:
+                graph.tensor(dim=[1, 2, 3], stride=[6, 3, 1], name="extra")
+            call()
+        assert graph.get_engine_count() > 0  # plans a served graph really
+        return list(graph.tensors)
+
+    plain = tensors()
+    assert "extra" in plain
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        assert [tensors(), tensors()] == [plain, plain]
+
+
+def test_a_graph_that_passes_for_planned_refuses_changes_like_a_planned_one(h200, tmp_path):
+    def change():
+        graph = graphs.plain(h200)
+        q, k, v = (graph.tensor(dim=[1, 2, 64, 64], stride=[8192, 4096, 64, 1]) for _ in range(3))
+        o, _ = graph.sdpa(q=q, k=k, v=v, attn_scale=0.1, is_inference=True)
+        o.set_output(True)
+        graph.validate()
+        graph.create_execution_plans([A])
+        try:
+            graph.relu(o)
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            graph.build_plans()
+        return "taken"
+
+    plain = change()
+    assert "frozen" in plain
+    with plancache.open(tmp_path / "cache") as cache, plancache.enabled(cache):
+        assert [change(), change()] == [plain, plain]
+
+
 def test_threads_that_are_on_their_way_go_on_while_others_switch_off(declared, h200, tmp_path):
     faults = []
     with plancache.open(tmp_path / "cache") as cache:

@@ -26,7 +26,7 @@ def document() -> Document:
     engines, heuristics = _sublibraries()
     return {
         "cudnn": libraries.backend_version(),
-        "cuda": _cuda_major(),
+        "cuda": libraries.cuda_major(),
         "engines": list(engines),
         "heuristics": heuristics,
         # Takes TF32 kernels out of every plan list, and makes cuDNN refuse loaded ones (measured with 0).
@@ -80,24 +80,20 @@ def _sublibraries() -> tuple[tuple[str, ...], bool]:
 
 
 @cache
-def _cuda_major() -> int:
-    version = int(libraries.library().cudnnGetCudartVersion())
-    if version <= 0:
-        raise LibraryError("cuDNN does not tell its CUDA version", found=str(version), expected="12000 or more")
-    return version // 1000
-
-
-@cache
 def _engine_packages() -> dict[str, str | None]:
     # A directory listing instead of importlib.metadata, whose import alone takes longer than loading a plan.
     versions: dict[str, str | None] = dict.fromkeys(_ENGINE_PACKAGES)
+    standard = os.path.dirname(os.__file__)  # noqa: PTH120
     for entry in reversed(sys.path):
+        if entry in (standard, standard + "/lib-dynload"):  # hundreds of names, and no packages
+            continue
         try:
             names = os.listdir(entry or ".")  # noqa: PTH208
         except OSError:
             continue
         for name in names:
-            package, _, rest = name.partition("-")
-            if rest.endswith(".dist-info") and package.lower() in versions:
-                versions[package.lower()] = rest.removesuffix(".dist-info")
+            if name.endswith(".dist-info"):
+                package, _, rest = name.partition("-")
+                if (package := package.lower()) in versions:
+                    versions[package] = rest.removesuffix(".dist-info")
     return versions

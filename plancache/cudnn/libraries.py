@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -95,3 +98,37 @@ def library() -> ctypes.CDLL:
     """The libcudnn that the frontend loaded, for the C API's own version queries."""
     cudnn()
     return ctypes.CDLL("libcudnn.so.9", mode=os.RTLD_NOLOAD)
+
+
+@cache
+def cuda_major() -> int:
+    """The CUDA that cuDNN was made for: 12 or 13.
+
+    Raises:
+        LibraryError: cuDNN does not tell it.
+    """
+    version = int(library().cudnnGetCudartVersion())
+    if version <= 0:
+        raise LibraryError("cuDNN does not tell its CUDA version", found=str(version), expected="12000 or more")
+    return version // 1000
+
+
+@cache
+def ensure_nvrtc() -> None:
+    """Load the NVRTC that pip installs, unless this process finds one by itself.
+
+    cuDNN looks for it when it first compiles, and NVRTC for its builtins. cuDNN 9.19 for CUDA 13 without a GPU does not
+    find them in their wheel, and every plan fails with COMPILATION_FAILED (seen; LD_LIBRARY_PATH or this mend it).
+    """
+    name = f"libnvrtc.so.{cuda_major()}"
+    with suppress(OSError):
+        ctypes.CDLL(name)
+        return
+    for entry in sys.path:
+        for part in ("cu13", "cuda_nvrtc"):
+            directory = Path(entry, "nvidia", part, "lib")
+            if (directory / name).exists():
+                for library_file in (*directory.glob("libnvrtc-builtins.so.*"), directory / name):
+                    with suppress(OSError):
+                        ctypes.CDLL(str(library_file))
+                return

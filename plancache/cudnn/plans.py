@@ -160,6 +160,7 @@ def _device_of(declared: Any) -> tuple[Route, Device]:
 
 def run_build(declared: Any, choice: Choice) -> None:
     """Build as the caller would have; whatever the frontend raises is the caller's."""
+    libraries.ensure_nvrtc()
     with unhooked():
         if choice.policy is None and choice.plan is None:
             declared.build(choice.heuristics)

@@ -23,11 +23,11 @@ def gpu():
 
 @pytest.fixture
 def on_gpu():
-    """Run a function of `tests.gpu.cases` in a fresh process; gives the lines that it printed."""
+    """Run a function of a module beside this in a fresh process; gives the lines that it printed."""
     pytest.importorskip("torch")
 
-    def runner(call, timeout=120, **environment):
-        source = f"from tests.gpu import cases; cases.{call}"
+    def runner(call, timeout=120, module="cases", **environment):
+        source = f"from tests.gpu import {module}; {module}.{call}"
         done = subprocess.run(
             [sys.executable, "-c", source],
             capture_output=True,

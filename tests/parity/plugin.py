@@ -10,6 +10,16 @@ from collections import Counter
 import plancache
 
 
+def pytest_addoption(parser):
+    parser.addoption("--parity-first", type=int, help="run only so many of the tests, the first ones")
+
+
+def pytest_collection_modifyitems(config, items):
+    first = config.getoption("--parity-first")
+    if first is not None:
+        del items[first:]
+
+
 def pytest_configure(config):
     directory = os.environ.get("PLANCACHE_PARITY")
     config.plancache = plancache.enable(plancache.open(directory)) if directory else None
