@@ -255,6 +255,7 @@ class Checker:
 def _said(
     verdict: str, detail: str, exact: bool | None = None, micros: float | None = None, native: float | None = None
 ) -> Event:
+    micros, native = (None if value is None else round(value, 3) for value in (micros, native))
     return {"verdict": verdict, "detail": detail, "exact": exact, "micros": micros, "native": native}
 
 

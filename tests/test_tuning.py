@@ -330,7 +330,7 @@ def test_show_prints_the_table_and_gives_it_as_json(finished, names):
     at = next(number for number, line in enumerate(lines) if line.startswith("candidate"))
     assert lines[at + 1].startswith(names[2])
     assert "ok, tuned" in lines[at + 1]
-    assert "ok, heuristics' choice" in shown.output
+    assert "ok, first choice" in shown.output
     assert f"{len(names)} candidates" in shown.output
     answer = CliRunner().invoke(cli, ["--dir", str(directory), "show", listed.row.key, "--json"])
     known = json.loads(answer.output)["tuning"]
