@@ -176,7 +176,8 @@ def _serve(jobs: IO[str], say: Callable[[Event], None]) -> None:
         try:
             say({"event": "done", **_HANDLERS[job["job"]](checker, job, say)})
         except PlanCacheError as error:
-            say({"event": "error", "text": str(error), "fault": bool(getattr(error, "fault", False))})
+            fault = bool(getattr(error, "fault", False))
+            say({"event": "error", "text": str(error), "fault": fault, "kind": type(error).__name__})
         except Exception as error:
             say({"event": "error", "text": f"{type(error).__name__}: {error}"})
 

@@ -65,7 +65,9 @@ class Device:
         return Difference("HALF", exact=False, largest=1.0 if self.now in self.wrong else 1e-4)
 
     def time(self, graph, made, outputs):
-        return Timing(self.micros.get(self.now, 100.0), self.micros.get(self.now, 100.0) - 1)
+        value = self.micros.get(graph.get_plan_name_at_index(0), 100.0)
+        value = value.pop(0) if isinstance(value, list) else value
+        return Timing(value, value - 1)
 
     def check(self):
         pass
@@ -153,6 +155,16 @@ def test_the_fastest_right_candidate_is_kept_with_the_table_of_all(finished, tun
     (listed,) = tuned.rows()
     assert (listed.row.route, listed.row.name) == ("tuned", names[2])
     assert tuned.tuning(listed.row) == table
+
+
+def test_the_first_choice_stays_where_it_was_only_slow_because_it_came_first(tmp_path, on, targeted, h200, names):
+    with plancache.open(tmp_path / "cache") as cache:
+        device = Device(h200, {names[0]: [100.0, 20.0, 21.0, 22.0], names[1]: [50.0, 51.0, 52.0, 53.0]})
+        table = on(cache, device)
+        assert (table.first, table.chosen, table.gain) == (0, 0, 1.0)
+        assert [one.median for one in table.candidates[:2]] == [20.0, 51.0]
+        (listed,) = cache.rows()
+        assert listed.row.name == names[0]
 
 
 def test_what_is_stored_is_the_plan_of_the_fastest_and_can_be_loaded(tuned, names, h200):

@@ -14,7 +14,7 @@ from rich.table import Table
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, selecting
 from plancache.cli.store import size_text
-from plancache.errors import RunError
+from plancache.errors import BuilderError, RunError
 from plancache.settings import size
 from plancache.store.interface import Row
 from plancache.tuning import OK, WAITING, Tuning
@@ -54,6 +54,7 @@ def tune(
         None if memory is None else size(memory, "--memory"),
     )
     results: list[tuple[Row, Tuning | str]] = []
+    failed = 0
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with place.open("read-write") as cache:
@@ -71,11 +72,14 @@ def tune(
             for row in every.values():
                 try:
                     results.append((row, ondevice.tune_row(cache, worker, row, limits, again, said)))
+                except BuilderError as error:  # nothing to tune: no fault of anybody's
+                    results.append((row, str(error)))
                 except RunError as error:
+                    failed += 1
                     results.append((row, str(error)))
                 bar.advance(graphs)
     _report(results, as_json)
-    if any(isinstance(result, str) for _, result in results):
+    if failed:
         raise SystemExit(1)
 
 
