@@ -177,7 +177,9 @@ def tune_request(cache: PlanCache, wanted: Request, limits: Limits, said: Said, 
             return finished
         ordinal = getattr(getattr(frontend.handle_of(wanted.graph), "device", None), "ordinal", None)
         with Runner(ordinal, limits.memory) as runner:
-            return _Tuner(cache, wanted, limits, runner, said).run(None if again else known(cache, wanted))
+            table = _Tuner(cache, wanted, limits, runner, said).run(None if again else known(cache, wanted))
+    cache._maintain()
+    return table
 
 
 def _check_tunable(wanted: Request) -> None:

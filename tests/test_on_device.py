@@ -11,7 +11,7 @@ import pytest
 import plancache
 from plancache import ondevice, tuning, worker
 from plancache.cli import ondevice as command
-from plancache.errors import RunError
+from plancache.errors import BuilderError, RunError
 from plancache.tuning import Limits
 from plancache.worker import Worker
 from tests.test_tuning import Device, names, offered, on  # noqa: F401
@@ -152,3 +152,30 @@ def test_a_graph_whose_first_choice_hangs_cannot_be_tuned_and_says_so(warm, chil
         listed = next(cache.rows())
         with Worker(cache, 1.0) as one, pytest.raises(RunError, match="eng4 did not come back"):
             ondevice.tune_row(cache, one, listed.row, Limits())
+
+
+def test_a_graph_that_has_nothing_to_tune_is_told_from_one_that_cannot_be(warm, child):
+    with plancache.open(warm) as cache:
+        listed = next(cache.rows())
+        child("say(event='error', text='this graph has nothing to tune', fault=False, kind='BuilderError')")
+        with Worker(cache, 10.0) as one, pytest.raises(BuilderError, match="nothing to tune"):
+            ondevice.tune_row(cache, one, listed.row, Limits())
+        child("say(event='error', text='no memory', fault=False, kind='RunError')")
+        with Worker(cache, 10.0) as one, pytest.raises(RunError, match="no memory"):
+            ondevice.tune_row(cache, one, listed.row, Limits())
+
+
+def test_a_device_that_is_at_fault_twice_at_one_candidate_ends_the_tuning(warm, child):
+    with plancache.open(warm) as cache:
+        listed = next(cache.rows())
+        child("say(event='candidate', place=0, of=1, name='eng4')\nsay(event='error', text='at fault', fault=True)")
+        with Worker(cache, 10.0) as one, pytest.raises(RunError, match="at fault"):
+            ondevice.tune_row(cache, one, listed.row, Limits())
+
+
+def test_kernel_times_are_those_of_the_plans_that_run(warm, child):
+    with plancache.open(warm) as cache:
+        keys = says(child, cache, "right", "right", "right")
+        with ondevice.Times(cache, 10.0) as times:
+            assert times.of(keys[0]) == {"deviceless": 2.0}
+            assert times.of("no such key") == {}

@@ -285,6 +285,8 @@ def test_a_tuned_plan_comes_before_all_others_unless_it_is_not_asked_for(tmp_pat
         assert cache._routes(wanted) == (Route.TUNED, Route.NATIVE, Route.REPLAY)
     with plancache.open(tmp_path / "cache", tuned=False) as cache:
         assert cache._routes(wanted) == (Route.NATIVE, Route.REPLAY)
+    with plancache.open(tmp_path / "cache", mode="check") as cache:  # which compares with what building gives
+        assert cache._routes(wanted) == (Route.NATIVE, Route.REPLAY)
     monkeypatch.setenv("PLANCACHE_TUNED", "0")
     with plancache.open(tmp_path / "cache") as cache:
         assert Route.TUNED not in cache._routes(wanted)
