@@ -1,6 +1,7 @@
 """What the GPU tests run in processes of their own."""
 
 import hashlib
+import sys
 import time
 
 import cudnn
@@ -184,6 +185,8 @@ def tuned(name, directory, seconds=60):
         for one in table.candidates:
             counts[one.status] = counts.get(one.status, 0) + 1
         first, chosen = (table.candidates[place] for place in (table.first, table.chosen))
+        for one in table.candidates:  # on stderr: what is printed is counted
+            print(name, one.name, one.status, one.median, one.workspace, one.detail, file=sys.stderr)
         print("complete" if table.complete else "partial", sorted(counts.items()))
         print(first.name, first.median, chosen.name, chosen.median, f"{table.gain:.2f}", f"{table.seconds:.1f} s")
         assert chosen.median == min(one.median for one in table.candidates if one.status == "ok")
@@ -223,19 +226,31 @@ def exchanged(directory):
         print(*keys)
 
 
-def misfiled(name, directory):
-    """File the deviceless record of a plan as a native one, with its checksum right: it must not be loaded so."""
+def relabelled(directory):
+    """Store a deviceless plan as a native one, in a record that is whole: nothing on disk is wrong."""
     from dataclasses import replace
 
     from plancache.store import records
 
-    fill_ahead(name, directory)
-    handle = cudnn.create_handle()
+    fill_ahead("conv", directory)
     with plancache.open(directory) as cache:
         (listed,) = cache.rows()
         record = cache.store.get(listed.row.key, "deviceless", use=False)
-        row, _ = records.decode(record)
-        assert cache.store.put(replace(row, route="native"), record)
-        graph, _ = getattr(graphs, name)(handle)
-        outcome = cache.build(graph)
-        print(outcome.source, outcome.route, outcome.reason.name)
+        row, fields = records.decode(record)
+        native = replace(row, route="native")
+        assert cache.store.put(native, records.encode(native, fields))
+        assert cache.store.discard(row.key, "deviceless")
+        print(row.name, cudnn.backend_version())
+
+
+def layers(directory):
+    """Build every layer natively, and fill it ahead of time for this device."""
+    from tests.gpu.layers import LAYERS
+
+    handle = cudnn.create_handle()
+    with plancache.open(directory) as cache:
+        for layer in LAYERS.values():
+            print(cache.build(layer.declare(handle)[0], builder=f"layers.{layer.name}").source)
+        with plancache.target(plancache.device(plancache.device(0).to_json())):
+            for layer in LAYERS.values():
+                cache.fill(layer.declare()[0], builder=f"layers.{layer.name}")
