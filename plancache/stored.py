@@ -15,9 +15,12 @@ from plancache.keys import PlanKey, digest, pack, topology
 from plancache.store import records
 from plancache.store.interface import Row
 
+# Of a plan whose graph has no `replay`: why not, so that filling ahead of time does not try again each time.
+NO_REPLAY = "no_replay"
 
-def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tuple[Row, bytes]:
-    """The row and the record of a plan that was just built."""
+
+def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None, no_replay: str = "") -> tuple[Row, bytes]:
+    """The row and the record of a plan that was just built; `no_replay` says why its graph has no such route."""
     key, chosen = wanted.key, built.plans.chosen
     row = Row(
         key=key.hash,
@@ -42,6 +45,7 @@ def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tupl
         # Packed by themselves: a hit needs none of them, and does not pay for them.
         "documents": pack(documents),
         "blob": built.blob,
+        **({NO_REPLAY: no_replay} if no_replay else {}),
     }
     return row, records.encode(row, fields, signing_key)
 

@@ -38,6 +38,11 @@ def document() -> Document:
     }
 
 
+def cuda_major() -> int:
+    """CUDA's major version, of the installed cuDNN."""
+    return _cuda_major()
+
+
 class _DlInfo(ctypes.Structure):
     _fields_ = (
         ("file_name", ctypes.c_char_p),
