@@ -292,6 +292,19 @@ class Counted:
     number: int = 1
 
 
+DYNAMIC = "dynamic shapes: its kernels are kept by topology"
+
+
+def without_replay(
+    lacking: list[str], settled: list[tuple[str, str, str]], place: Place
+) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """What `Filler.missing` gave, for a graph with dynamic shapes, which is served by its kernels instead."""
+    rest = [one for one in settled if one[0] != "replay"]
+    if place.routes == ("replay",):
+        rest.append(("replay", UNSUPPORTED, DYNAMIC))
+    return [route for route in lacking if route != "replay"], rest
+
+
 def grouped(items: Iterable[Any]) -> Iterator[Any]:
     """The same items, where neighbouring plans of one dynamic topology go together."""
     together: list[About] = []

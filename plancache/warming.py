@@ -18,7 +18,7 @@ from plancache.cache import PlanCache
 from plancache.cudnn.graph import labels as labels_of
 from plancache.cudnn.plans import Choice
 from plancache.cudnn.target import target
-from plancache.filler import FAILED, About, Counted, Filler, Line, Progress, Report, grouped
+from plancache.filler import FAILED, About, Counted, Filler, Line, Progress, Report, grouped, without_replay
 from plancache.outcome import Outcome
 from plancache.places import Place, placed
 from plancache.workers import Wanted
@@ -93,7 +93,7 @@ def _case(filler: Filler, builder: CachedBuilder, case: tuple[Any, ...], place: 
     lacking, settled = filler.missing(key, place)
     wanted = Wanted(parts["graph"], parts["build"], {}, builder.name, ())
     if wanted.is_dynamic:
-        lacking, settled = [route for route in lacking if route != "replay"], settled[:1]
+        lacking, settled = without_replay(lacking, settled, place)
     about = About(place, key, replace(wanted, routes=tuple(lacking)), case)
     yield from about.settled(settled, counted=not lacking)
     if lacking:

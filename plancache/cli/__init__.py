@@ -23,8 +23,10 @@ _COMMANDS = {
     "import": ("store", "import_"),
     "ls": ("store", "ls"),
     "prune": ("store", "prune"),
+    "rewarm": ("warm", "rewarm"),
     "show": ("show", "show"),
     "verify": ("store", "verify"),
+    "warm": ("warm", "warm"),
 }
 
 
