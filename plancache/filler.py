@@ -25,7 +25,7 @@ from plancache.workers import Done, Made, Task, Wanted
 BUILT, FOUND, FAILED, UNSUPPORTED = "built", "found", "failed", "unsupported"
 # Graphs of one topology that a worker takes at one go, tasks that a foreign executor holds at most, lookups between
 # two writes of what was used, and workers that build on one GPU, each with a CUDA context of half a gigabyte.
-_AT_ONCE, _WINDOW, _LOOKUPS, _ON_GPU = 64, 256, 1000, 8
+_AT_ONCE, _WINDOW, _LOOKUPS, _ON_GPU = 256, 256, 1000, 8
 
 
 @dataclass(frozen=True, slots=True)
