@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -106,7 +106,7 @@ class Lost(Exception):
 
 def completed(
     items: Iterable[Any], call: Callable[[Any], Any], executor: Executor, window: int
-) -> Iterator[tuple[Any, Any]]:
+) -> Generator[tuple[Any, Any], None, None]:
     """Run the jobs among `items`, no more than `window` at a time; gives (job, answer) as they are answered.
 
     Items that are no jobs come out again with None. A job whose worker is lost is run once more, in its parts if it
@@ -114,6 +114,13 @@ def completed(
     room for them.
     """
     running = _Running(call, executor)
+    try:
+        yield from _completed(items, running, window)
+    finally:  # interrupted: what nobody has begun with is taken back
+        running.cancel()
+
+
+def _completed(items: Iterable[Any], running: _Running, window: int) -> Iterator[tuple[Any, Any]]:
     source, more = iter(items), True
     while more or len(running) or running.again:
         if len(running) >= window or not (more or running.again):
@@ -141,6 +148,11 @@ class _Running:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    def cancel(self) -> None:
+        """Take back what has not begun."""
+        for future in self._pending:
+            future.cancel()
 
     def start(self, job: Job[Any], attempt: int) -> Iterator[tuple[Job[Any], Lost]]:
         """Begin with a job."""

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,8 +113,9 @@ class Filler:
         finished = False
         try:
             window = count if own else _WINDOW
-            for item, answer in crew.completed(map(self._job, items), workers.work, runner, window):
-                self._take(item, answer)
+            with closing(crew.completed(map(self._job, items), workers.work, runner, window)) as answers:
+                for item, answer in answers:
+                    self._take(item, answer)
             finished = True
         finally:
             if own:
