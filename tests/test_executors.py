@@ -1,6 +1,7 @@
 """The executors of others: workers on other machines build, records travel back, one process writes."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -73,11 +74,7 @@ def filled(tmp_path, source, *launcher):
     script, directory = tmp_path / "fill.py", tmp_path / "cache"
     script.write_text(FILL + source)
     command = [*(launcher or (sys.executable, "-W", "error")), str(script), str(directory)]
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "HOME": str(tmp_path),
-    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), rows(directory)
