@@ -51,7 +51,7 @@ def fill(home: str, executor: Any, cases: Any) -> Report:
 def workers(home: str) -> None:
     """Plans per second of one and two workers that have started already, in turns."""
     crews = {count: Crew(count) for count in (1, 2)}
-    best = dict.fromkeys(crews, 0.0)
+    best, busy = dict.fromkeys(crews, 0.0), dict.fromkeys(crews, 0.0)
     first = 1
     for count, crew in crews.items():  # cuDNN is loaded, and has built once
         list(completed((Job(0.5, None) for _ in range(count)), time.sleep, crew, count))
@@ -62,10 +62,12 @@ def workers(home: str) -> None:
             report = fill(home, _Window(crew, count), builder(first, PLANS))
             first += PLANS
             best[count] = max(best[count], PLANS / report.seconds)
+            busy[count] = max(busy[count], sum(line.seconds for line in report.lines) / (count * report.seconds))
     for crew in crews.values():
         crew.shutdown()
-    print(f"1 worker             {best[1]:>7.2f} plans/s")
-    print(f"2 workers            {best[2]:>7.2f} plans/s, {best[2] / best[1]:.2f} x (bound 1.8)")
+    print(f"1 worker             {best[1]:>7.2f} plans/s, building {100 * busy[1]:.0f} % of the time")
+    ratio = best[2] / best[1]
+    print(f"2 workers            {best[2]:>7.2f} plans/s, building {100 * busy[2]:.0f} %, {ratio:.2f} x (bound 1.8)")
 
 
 class _Window:

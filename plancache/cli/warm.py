@@ -122,10 +122,8 @@ def _progress(what: str) -> Iterator[Told | None]:
     with _interruptible(), Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
 
-        def told(done: int, total: int | None, line: Line) -> None:
+        def told(done: int, total: int | None, _line: Line) -> None:
             bar.update(task, completed=done, total=total)
-            if line.outcome == FAILED:
-                bar.console.print(_told(line), style="red", highlight=False, markup=False, soft_wrap=True)
 
         yield told
 
@@ -163,8 +161,9 @@ def _print(report: Report) -> None:
     table.add_section()
     table.add_row("all", "", *_numbers(report.lines), style="bold")
     console.print(table)
-    for outcome in (UNSUPPORTED, FAILED):
-        _list(console, report, outcome)
+    cut = [_list(console, report, outcome) for outcome in (UNSUPPORTED, FAILED)]
+    if any(cut):
+        console.print("--json has all of them, and all of their messages.")
     console.print(f"{_plural(report.counts)} in {report.seconds:.1f} s", soft_wrap=True)
 
 
@@ -174,8 +173,11 @@ def _numbers(lines: list[Line]) -> list[str]:
     return [*(str(counts[outcome] or "") for outcome in (BUILT, FOUND, UNSUPPORTED, FAILED)), f"{seconds:.1f}"]
 
 
-def _list(console: Console, report: Report, outcome: str) -> None:
-    """The failures, each by itself; of routes that graphs do not have, only those that leave a graph without any."""
+def _list(console: Console, report: Report, outcome: str) -> bool:
+    """The failures, each by itself; of routes that graphs do not have, only those that leave a graph without any.
+
+    Gives whether something was cut short.
+    """
     served = {(line.key, line.device) for line in report.lines if line.outcome in (BUILT, FOUND)}
     lines = [line for line in report.lines if line.outcome == outcome]
     if outcome == UNSUPPORTED:
@@ -183,12 +185,16 @@ def _list(console: Console, report: Report, outcome: str) -> None:
     for line in lines[:_SHOWN]:
         console.print(_told(line), markup=False, soft_wrap=True)
     if len(lines) > _SHOWN:
-        console.print(f"... and {len(lines) - _SHOWN} more: --json lists them all")
+        console.print(f"... and {len(lines) - _SHOWN} more")
+    return len(lines) > _SHOWN or any("\n" in line.error for line in lines)
 
 
 def _told(line: Line) -> str:
     case = f"{line.builder or 'a graph'}({', '.join(map(repr, line.args))})" if line.args else line.builder or "a graph"
-    return f"{line.outcome}: {case}, {line.device}, {line.route or 'no route'}: {line.error}"
+    # cuDNN's own messages go on with one line for each engine, with all its knobs.
+    first, *more = line.error.splitlines() or [""]
+    text = f"{first} [...]" if more else first
+    return f"{line.outcome}: {case}, {line.device}, {line.route or 'no route'}: {text}"
 
 
 def _plural(counts: Counter[str]) -> str:

@@ -17,7 +17,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from plancache.cudnn import libraries, no_driver
+from plancache.cudnn import environment, libraries, no_driver
 from plancache.errors import DeviceError, LibraryError
 from plancache.keys import Document, digest
 from plancache.settings import PACKAGE
@@ -189,8 +189,6 @@ def of_native(descriptor: Any) -> Device:
 
 def lowest_driver() -> int:
     """The lowest driver that the CUDA major of the installed cuDNN runs on, as 12000: newer ones take its plans."""
-    from plancache.cudnn import environment
-
     return 1000 * environment.cuda_major()
 
 
