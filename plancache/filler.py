@@ -117,6 +117,7 @@ class Filler:
                 for item, answer in answers:
                     self._take(item, answer)
             finished = True
+            self._find_evicted()
         finally:
             if own:
                 runner.shutdown(wait=finished, cancel_futures=True)
@@ -250,6 +251,15 @@ class Filler:
         except PlanCacheError:
             pass  # it is tried again the next time
 
+    def _find_evicted(self) -> None:
+        """Where the directory is too small for all of it, what was stored last has taken the place of the first."""
+        lines = self._report.lines
+        if not self._report.counts[BUILT]:
+            return
+        for number, line in enumerate(lines):
+            if line.outcome in (BUILT, FOUND) and (line.key, line.route) not in self.cache.store.keys(line.key):
+                lines[number] = replace(line, outcome=FAILED, error=_EVICTED)
+
     def _tell(self, line: Line) -> None:
         self._report.lines.append(line)
         if self._progress is not None:
@@ -294,6 +304,7 @@ class Counted:
     number: int = 1
 
 
+_EVICTED = "it had to make room for others: the cache's bound is too small for all of them (PLANCACHE_MAX_BYTES)"
 DYNAMIC = "dynamic shapes: its kernels are kept by topology"
 
 

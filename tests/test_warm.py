@@ -1,8 +1,10 @@
 """Filling ahead of time: everything that the builders will ask for is there, and nothing is built twice."""
 
+import os
 import pickle
 import sqlite3
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +27,25 @@ class Idle(Executor):
 
     def submit(self, fn, /, *args, **kwargs):
         raise AssertionError("something was to be built")
+
+
+class Padding(ThreadPoolExecutor):
+    """Builds in this process, and makes the records so large."""
+
+    def __init__(self, size):
+        super().__init__(1)
+        self._size = size
+
+    def submit(self, fn, /, *args, **kwargs):
+        return super().submit(self._padded, fn, *args)
+
+    def _padded(self, fn, task):
+        done = fn(task)
+        return replace(done, made=[replace(made, record=self._record(made.record)) for made in done.made])
+
+    def _record(self, record):
+        row, fields = records.decode(record)
+        return records.encode(row, {**fields, "padding": os.urandom(self._size)})
 
 
 @pytest.fixture
@@ -198,6 +219,15 @@ def test_records_are_signed_by_the_process_that_writes_and_workers_have_no_key(t
         for _, _, _, record in cache.store.salvage():
             assert records.decode(record, key.read_bytes())
         assert plancache.warm([layers.simple], ["h200"], Idle(), cache=cache, routes=["deviceless"])
+
+
+@pytest.mark.parametrize(("size", "text"), [(450_000, "make room for others"), (5_000_000, "does not fit")])
+def test_what_a_cache_is_too_small_for_is_a_failure_and_not_forgotten(tmp_path, size, text):
+    with plancache.open(tmp_path / "cache", max_bytes=2 << 20) as cache, Padding(size) as executor:
+        report = plancache.warm([layers.product, layers.simple], ["h200"], executor, cache=cache, routes=["deviceless"])
+        assert report.counts["built"] == len(list(cache.rows())) < 3
+        assert len(report.failures) == 3 - report.counts["built"]
+        assert all(text in line.error for line in report.failures)
 
 
 def test_a_worker_with_other_libraries_says_so_and_makes_nothing(h200):
