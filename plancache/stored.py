@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from plancache.cudnn import graph, libraries, plans
+from plancache.cudnn.listing import summary
 from plancache.cudnn.plans import BuiltPlan, Request
 from plancache.errors import RecordError
 from plancache.keys import PlanKey, digest, pack, topology
@@ -35,6 +36,7 @@ def encode(wanted: Request, built: BuiltPlan, signing_key: bytes | None) -> tupl
         seconds=built.seconds,
         size=len(built.blob),
         builder=wanted.builder,
+        operation=summary(key.documents["graph"]),
     )
     documents = {**key.documents, "properties": wanted.device.to_json(), "labels": graph.labels(wanted.graph)}
     fields = {

@@ -10,11 +10,13 @@ from plancache import stored
 from plancache.cudnn import kernel_cache
 from plancache.cudnn.kernel_cache import Kernel
 from plancache.errors import RecordError, StoreError
+from plancache.kernels import is_kernel
 from plancache.store import bundle, eviction, records
 from plancache.store.bundle import Counts
 from plancache.store.interface import Listed, Row, Store
 from plancache.store.layers import Layers, open_store
 from plancache.store.verify import Report, verify
+from plancache.totals import Names, Totals
 
 
 class Upkeep:
@@ -41,6 +43,35 @@ class Upkeep:
             StoreError: the cache cannot be read.
         """
         return self.store.rows(**equal)
+
+    def totals(self) -> Totals:
+        """What this cache holds, and what all processes have counted so far: hits, misses, seconds saved.
+
+        Not promised: every lookup. Counts are best effort, and come with a process's next stored plan or its end;
+        caches that are only read count nothing.
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        self.store.flush()
+        return Totals.of(self.store.tallies(), self.rows())
+
+    def names(self, rows: Iterable[Listed]) -> Names:
+        """What the devices and environments of these rows are called. Reads one record for each.
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        names = Names()
+        for row in (listed.row for listed in rows if not is_kernel(listed.row)):
+            if not names.knows(row):
+                try:
+                    parts = self.documents(row)
+                except RecordError:
+                    continue
+                if parts is not None:
+                    names.learn(row, parts)
+        return names
 
     def documents(self, row: Row) -> dict[str, Any] | None:
         """The documents in a row's record: graph, device, environment, build, properties, labels. None if it is gone.

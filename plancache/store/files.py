@@ -14,6 +14,7 @@ from plancache.store import records
 from plancache.store.directory import Access
 from plancache.store.eviction import DEAD_AFTER, Bounds
 from plancache.store.interface import Listed, Row, Store
+from plancache.store.tallies import Counting, Tally, TallyFiles
 
 DIRECTORY = "records"
 _SCRATCH = "scratch"
@@ -40,7 +41,9 @@ class FileStore(Store):
         self.read_only = access.read_only
         self.bounds = bounds or Bounds()
         self._key = key
-        self._used: dict[Path, float] = {}
+        self.counting = Counting()
+        self._tally_files = TallyFiles(path, access)
+        self._used: dict[tuple[str, str], list[float]] = {}
         self._size: int | None = None
         self._added = 0
         self._newest: Path | None = None
@@ -51,7 +54,8 @@ class FileStore(Store):
     def get(self, key: str, route: str, use: bool = True) -> bytes | None:
         record = self._read(key, route)
         if use and record is not None and not self.read_only:
-            self._used[self._file(key, route)] = time.time()
+            stamp = self._used.setdefault((key, route), [0.0, 0])
+            stamp[0], stamp[1] = time.time(), stamp[1] + 1
         return record
 
     def put(self, row: Row, record: bytes, replaces: bytes | None = None) -> bool:
@@ -118,14 +122,16 @@ class FileStore(Store):
         unknown = set(equal) - set(Row.__dataclass_fields__)
         if unknown:
             raise TypeError(f"rows have no column {', '.join(sorted(unknown))}")
-        found = []
+        found, (_, hits) = [], self._tally_files.read()
         for file, status in self._files(equal.get("key", "")):
             try:
                 row, _ = records.decode(file.read_bytes(), self._key)
             except (RecordError, OSError):
                 continue
             if all(getattr(row, name) == value for name, value in equal.items()):
-                found.append(Listed(row, max(status.st_mtime, self._used.get(file, 0.0)), 0, status.st_size))
+                use = row.key, row.route
+                used = max(status.st_mtime, self._used.get(use, (0.0, 0))[0])
+                found.append(Listed(row, used, hits.get(use, 0), status.st_size))
         yield from sorted(found, key=lambda listed: (-listed.row.created, listed.row.key, listed.row.route))
 
     def maintain(self, thorough: bool = True) -> None:
@@ -139,11 +145,23 @@ class FileStore(Store):
             if self._size > self._limit:
                 self._evict()
 
+    def tallies(self) -> list[Tally]:
+        return self._tally_files.read()[0]
+
+    def forget(self) -> None:
+        self._used.clear()
+        self.counting.clear()
+
     def flush(self) -> None:
         used, self._used = self._used, {}
-        for file, when in list(used.items()):  # another thread may still be adding to it
+        hits = {}
+        for use, (when, count) in list(used.items()):  # another thread may still be adding to it
             with suppress(OSError):
-                os.utime(file, (when, when))
+                os.utime(self._file(*use), (when, when))
+                hits[use] = int(count)
+        if (hits or self.counting) and not self.read_only:
+            with suppress(OSError):
+                self._tally_files.write(self.counting.take(), hits)
 
     def close(self) -> None:
         self.flush()
