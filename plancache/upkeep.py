@@ -106,7 +106,11 @@ class Upkeep:
         return verify(self.store, self.directory, self._signing_key, repair=repair, progress=progress)
 
     def prune(
-        self, max_bytes: int | None = None, older_than: float | None = None, dry_run: bool = False
+        self,
+        max_bytes: int | None = None,
+        older_than: float | None = None,
+        dry_run: bool = False,
+        among: Iterable[Listed] | None = None,
     ) -> list[Listed]:
         """Remove what was least recently used; gives what was removed, or would be.
 
@@ -114,13 +118,16 @@ class Upkeep:
             max_bytes: what all records together may take.
             older_than: seconds since 1970; what was last used before goes.
             dry_run: remove nothing.
+            among: only these rows count and go (None: all rows); without the two bounds all of them.
 
         Raises:
             StoreError: the cache cannot be read or written.
         """
         store = self.store
         store.flush()
-        doomed = eviction.surplus(list(store.rows()), max_bytes, older_than)
+        doomed = list(store.rows() if among is None else among)
+        if among is None or max_bytes is not None or older_than is not None:
+            doomed = eviction.surplus(doomed, max_bytes, older_than)
         if not dry_run:
             for listed in doomed:
                 store.discard(listed.row.key, listed.row.route)
