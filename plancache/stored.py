@@ -65,6 +65,13 @@ def decode(
 
 
 def documents(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The documents in a record: graph, device, environment, build, the device's properties, the tensors' names."""
-    unpacked: dict[str, Any] = msgpack.unpackb(fields["documents"], strict_map_key=False)
-    return unpacked
+    """The documents in a record: graph, device, environment, build, the device's properties, the tensors' names.
+
+    Raises:
+        RecordError: it has none that can be read.
+    """
+    try:
+        unpacked: dict[str, Any] = msgpack.unpackb(fields["documents"], strict_map_key=False)
+        return unpacked
+    except (KeyError, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RecordError("a record holds no documents", found=f"{type(error).__name__}: {error}") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from plancache.store.interface import Listed, Row, Store
 from plancache.store.layers import Layers, open_store
 from plancache.store.verify import Report, verify
 from plancache.totals import Names, Totals
+
+# Records of one device and environment that are looked at, where the first ones are damaged, for what it is called.
+_TRIED = 20
 
 
 class Upkeep:
@@ -62,13 +67,14 @@ class Upkeep:
         Raises:
             StoreError: the cache cannot be read.
         """
-        names = Names()
+        names, tried = Names(), Counter[tuple[str, str]]()
         for row in (listed.row for listed in rows if not is_kernel(listed.row)):
-            if not names.knows(row):
-                try:
-                    parts = self.documents(row)
-                except RecordError:
-                    continue
+            where = row.device, row.environment
+            if names.knows(row) or tried[where] == _TRIED:
+                continue
+            tried[where] += 1
+            with suppress(RecordError):
+                parts = self.documents(row)
                 if parts is not None:
                     names.learn(row, parts)
         return names
