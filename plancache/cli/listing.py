@@ -11,9 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from plancache.store.interface import Listed
@@ -119,13 +118,21 @@ def print_table(
             cut = min(beyond, max(0, widths[place] - _NARROWEST))
             widths[place] -= cut
             beyond -= cut
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name, width in zip(columns, widths, strict=True):
-        justify: Any = "right" if name in right else "left"
-        table.add_column(name, width=width, no_wrap=True, overflow="ellipsis", justify=justify)
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    out.print(table)
+
+    def line(cells: Iterable[str]) -> str:
+        sized = (_sized(cell, width, name in right) for cell, width, name in zip(cells, widths, columns, strict=True))
+        return " ".join(sized).rstrip()
+
+    out.print(Text(line(columns), style="bold"))
+    # Line by line: rich takes a minute to lay out a table of 100,000.
+    out.file.writelines(f"{line(map(printable, row))}\n" for row in rows)
+
+
+def _sized(cell: str, width: int, right: bool) -> str:
+    length = cell_len(cell)
+    if length > width:
+        return f"{set_cell_size(cell, width - 1)}…"
+    return " " * (width - length) + cell if right else cell + " " * (width - length)
 
 
 def printable(text: str) -> str:
