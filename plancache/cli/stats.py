@@ -9,8 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
-from plancache.cli.listing import console, duration, print_table, size_text, write
+from plancache.cli.listing import console, duration, print_table, printable, size_text, write
 from plancache.cli.place import Place
 from plancache.totals import Names, Part, Totals, reason_text
 
@@ -79,11 +81,14 @@ def _print(totals: Totals, names: Names, directory: str, again: float, verbose: 
         "misses": _reasons(totals.misses),
         "not cached": _reasons(totals.bypassed),
         "saved": f"{duration(totals.saved)} of building; {duration(totals.spent)} were spent on it",
-        "to delete": f"is safe: jobs go on, and build again what they need ({duration(again)} for all of it)",
+        "to delete": f"is safe; to build all of it again would take {duration(again)}",
     }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
-        out.print(f"[bold]{name:<12}[/bold]", end="")
-        out.print(value, markup=False, soft_wrap=True)
+        table.add_row(name, Text(printable(value)))
+    out.print(table)
     _print_parts(out, "device", {names.device(one): part for one, part in totals.devices.items() if one})
     _print_parts(out, "environment", {names.environment(one): part for one, part in totals.environments.items() if one})
     if verbose:
