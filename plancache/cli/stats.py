@@ -112,8 +112,8 @@ def _print_parts(out: Any, title: str, parts: Mapping[str, Part]) -> None:
 def _reasons(counts: Mapping[str, int]) -> str:
     if not counts:
         return "0"
-    most = sorted(counts.items(), key=lambda one: -one[1])
-    return f"{sum(counts.values()):,}: " + ", ".join(f"{count:,} {reason_text(name)}" for name, count in most)
+    most = [f"{count:,} {reason_text(name)}" for name, count in sorted(counts.items(), key=lambda one: -one[1])]
+    return most[0] if len(most) == 1 else f"{sum(counts.values()):,}: {', '.join(most)}"
 
 
 def _day(when: float | None) -> str:
