@@ -155,7 +155,7 @@ def test_old_days_of_a_database_are_added_up(tmp_path):
 
 
 def test_files_are_merged_and_old_days_added_up(tmp_path):
-    files = TallyFiles(tmp_path, Access(read_only=False))
+    files = TallyFiles(tmp_path, Access(read_only=False), 2 << 20)
     today = int(time.time()) // 86400
     for day in range(400):
         files.write(
@@ -168,9 +168,19 @@ def test_files_are_merged_and_old_days_added_up(tmp_path):
     assert len(kept) < 1050
 
 
+def test_hits_of_entries_are_bounded_and_those_with_the_most_stay(tmp_path):
+    files = TallyFiles(tmp_path, Access(read_only=False), 2 << 20)
+    for number in range(20):
+        files.write([], {(f"{number}-{entry}", "native"): entry + 1 for entry in range(100)})
+    hits = files.read()[1]
+    assert len(hits) <= 512 + 4 * 100
+    assert all(hits[f"{number}-99", "native"] == 100 for number in range(20))
+    assert sum(file.stat().st_size for file in files.path.iterdir()) < 64 << 10
+
+
 def test_a_merger_that_is_killed_at_any_moment_loses_and_doubles_nothing(tmp_path, monkeypatch):
     def filled(name):
-        files = TallyFiles(tmp_path / name, Access(read_only=False))
+        files = TallyFiles(tmp_path / name, Access(read_only=False), 2 << 20)
         (tmp_path / name).mkdir()
         for _ in range(16):
             files.write([Tally(*NAME, 20000, 1, 2.0, 0.5)], {})
@@ -212,7 +222,7 @@ def test_a_merger_that_is_killed_at_any_moment_loses_and_doubles_nothing(tmp_pat
 
 
 def test_what_is_no_file_of_tallies_counts_as_nothing(tmp_path):
-    files = TallyFiles(tmp_path, Access(read_only=False))
+    files = TallyFiles(tmp_path, Access(read_only=False), 2 << 20)
     files.write([Tally(*NAME, 20000, 1, 2.0, 0.5)], {("k", "native"): 1})
     for number, text in enumerate(("", "{", "[]", '{"tallies": [[1]], "hits": []}', '{"tallies": 1, "hits": 2}')):
         (files.path / str(number)).write_text(text)

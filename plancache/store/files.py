@@ -12,12 +12,11 @@ from pathlib import Path
 from plancache.errors import RecordError, StoreError
 from plancache.store import records
 from plancache.store.directory import Access
-from plancache.store.eviction import DEAD_AFTER, Bounds
+from plancache.store.eviction import AHEAD, DEAD_AFTER, Bounds
 from plancache.store.interface import Listed, Row, Store
-from plancache.store.tallies import Counting, Tally, TallyFiles
+from plancache.store.tallies import SCRATCH, Counting, Tally, TallyFiles
 
 DIRECTORY = "records"
-_SCRATCH = "scratch"
 _STALE = 3600.0  # seconds after which a scratch file is a killed process's
 _KEPT = 0.9
 _BLOCK = 4096
@@ -42,7 +41,7 @@ class FileStore(Store):
         self.bounds = bounds or Bounds()
         self._key = key
         self.counting = Counting()
-        self._tally_files = TallyFiles(path, access)
+        self._tally_files = TallyFiles(path, access, self.bounds.max_bytes)
         self._used: dict[tuple[str, str], list[float]] = {}
         self._size: int | None = None
         self._added = 0
@@ -84,9 +83,9 @@ class FileStore(Store):
         return True
 
     def _publish(self, file: Path, record: bytes) -> None:
-        for directory in (self.path / DIRECTORY, file.parent, self.path / _SCRATCH):
+        for directory in (self.path / DIRECTORY, file.parent, self.path / SCRATCH):
             self.access.make(directory)
-        scratch = self.path / _SCRATCH / f"{os.getpid()}-{secrets.token_hex(8)}"
+        scratch = self.path / SCRATCH / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.access.file_mode)
             with os.fdopen(descriptor, "wb") as out:
@@ -179,8 +178,13 @@ class FileStore(Store):
     def _evict(self) -> None:
         self.flush()
         found = sorted(self._files(), key=lambda one: one[1].st_mtime)
-        dead = self._dead(found)
-        oldest_first = sorted(found, key=lambda one: one[0] not in dead)  # stable: within each the oldest comes first
+        dead, ahead = self._dead(found), time.time() + AHEAD
+
+        def last(one: tuple[Path, os.stat_result]) -> tuple[bool, bool]:
+            # What was stamped before the clock jumped back would stay for ever, and what is new would go.
+            return one[0] not in dead, one[1].st_mtime <= ahead
+
+        oldest_first = sorted(found, key=last)  # stable: within each the oldest comes first
         size = self._count()
         for file, status in oldest_first:
             if size <= _KEPT * self._limit:
@@ -223,7 +227,7 @@ class FileStore(Store):
 
     def _remove_stale(self) -> None:
         with suppress(FileNotFoundError):
-            for file in (self.path / _SCRATCH).iterdir():
+            for file in (self.path / SCRATCH).iterdir():
                 with suppress(FileNotFoundError):
                     if file.stat().st_mtime < time.time() - _STALE:
                         file.unlink()

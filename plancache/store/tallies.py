@@ -18,15 +18,16 @@ from pathlib import Path
 
 from plancache.store.directory import Access
 
-DIRECTORY = "tallies"
+DIRECTORY, SCRATCH = "tallies", "scratch"
 _DAY = 86400
 # Beyond so many rows the days before the last ninety are added up: some 200 KB are enough for what is only counted.
 _MOST, _DAYS = 1000, 90
 # Files of a file store before they are merged into one.
 _FILES = 16
 _STALE = 3600.0  # seconds after which what a merger has claimed is a killed one's
-# Entries whose hits a file store remembers, those with the most: it has no row to count them in.
-_HITS = 10_000
+# Bytes of the bound for each entry whose hits a file store remembers: it has no row to count them in. An entry takes a
+# block of 4 KB at least, so that there is room for every one; beyond it those with the most hits stay.
+_PER_ENTRY, _ENTRIES = 4096, 10_000
 
 Name = tuple[str, str, str, str]
 Use = tuple[str, str]
@@ -150,9 +151,11 @@ class TallyFiles:
     each file, and one that is killed at any moment loses and doubles nothing.
     """
 
-    def __init__(self, path: Path, access: Access) -> None:
+    def __init__(self, path: Path, access: Access, max_bytes: int) -> None:
         self.path = path / DIRECTORY
+        self._scratch = path / SCRATCH
         self._access = access
+        self._most = min(_ENTRIES, max_bytes // _PER_ENTRY)
 
     def write(self, tallies: list[Tally], hits: dict[Use, int]) -> None:
         """Add what was counted.
@@ -160,7 +163,8 @@ class TallyFiles:
         Raises:
             OSError: it cannot be written.
         """
-        self._access.make(self.path)
+        for directory in (self.path, self._scratch):
+            self._access.make(directory)
         mine, claimed = f"{int(time.time())}-{secrets.token_hex(8)}", list[Path]()
         names = self._names()
         if len(names) >= _FILES:
@@ -177,12 +181,12 @@ class TallyFiles:
                 tallies = added_up(
                     Tally(**{**asdict(one), "day": one.day if one.day >= before else first}) for one in tallies
                 )
-        best = sorted(hits.items(), key=lambda one: -one[1])[:_HITS]
+        best = sorted(hits.items(), key=lambda one: -one[1])[: self._most]
         document = {
             "tallies": [list(asdict(one).values()) for one in tallies],
             "hits": [[*use, count] for use, count in best],
         }
-        scratch = self.path / f".{mine}"
+        scratch = self._scratch / f"tallies-{mine}"
         try:
             descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._access.file_mode)
             with os.fdopen(descriptor, "w") as out:
@@ -212,7 +216,7 @@ class TallyFiles:
 
     def _names(self) -> set[str]:
         try:
-            return {name for name in os.listdir(self.path) if not name.startswith(".")}  # noqa: PTH208 (names alone)
+            return set(os.listdir(self.path))  # noqa: PTH208 (names alone)
         except OSError:
             return set()
 
