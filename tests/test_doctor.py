@@ -190,7 +190,9 @@ def test_a_database_on_a_network_file_system_is_a_warning(warm, monkeypatch):
 # ------------------------------------------------------------ trying a file system
 
 
-def test_a_sound_file_system_passes_and_nothing_stays_there(tmp_path):
+def test_a_sound_file_system_passes_and_nothing_stays_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "_KILLS", 2)
+    monkeypatch.setattr(trial, "_READS", 0.2)
     lines = [json.loads(line) for line in invoke("doctor", "--filesystem", tmp_path, "--json").splitlines()]
     names = [one["name"] for one in lines]
     assert names[:5] == ["file system", "modes", "clock", "locks", "renames"]
@@ -206,6 +208,7 @@ def test_locks_that_do_not_lock_and_records_that_are_torn_are_found(tmp_path, mo
         assert trial._locks(tmp_path).state == WARNING
     with monkeypatch.context() as patched:
         patched.setattr(trial, "_is_whole", lambda content: False)
+        patched.setattr(trial, "_READS", 0.2)
         (tmp_path / "renames").mkdir()
         assert trial._renames(tmp_path / "renames").state == ERROR
     monkeypatch.setattr(trial, "_KILLS", 1)

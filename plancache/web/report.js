@@ -12,7 +12,7 @@ const SHOWN = {
   seconds: (value) => value.toFixed(2),
   size: (value) => (value / 1024).toFixed(1),
   count: (value) => value.toLocaleString("en"),
-  time: when,
+  time: (value) => when(value).slice(0, 10),
   text: (value) => value,
   key: (value) => value.slice(0, 12),
   wide: (value) => value,
@@ -41,6 +41,7 @@ function line(row) {
     const td = document.createElement("td");
     const text = SHOWN[column.kind](row[place]);
     if (isNumber(column)) td.className = "number";
+    if (column.kind === "time") td.title = when(row[place]) + " UTC";
     if (["key", "wide", "part"].includes(column.kind)) { td.className = column.kind; td.title = row[place]; }
     const drawing = row[data.columns.length];
     if (column.kind === "wide" && drawing !== null) {
