@@ -43,8 +43,16 @@ def bypassed(reason: Reason, detail: str, started: float) -> Outcome:
 
 
 def outcome(source: Source, found: Found, key: PlanKey, started: float) -> Outcome:
-    route = found.route.value if found.reason is Reason.FOUND else None
-    return Outcome(source, found.reason, key, time.perf_counter() - started, found.detail, route=route)
+    served = found.fields is not None and found.reason is Reason.FOUND
+    return Outcome(
+        source,
+        found.reason,
+        key,
+        time.perf_counter() - started,
+        found.detail,
+        route=found.route.value if found.reason is Reason.FOUND else None,
+        build_seconds=found.fields["plan"].get("seconds", 0.0) if served and found.fields else 0.0,
+    )
 
 
 def properties(wanted: Request) -> str:

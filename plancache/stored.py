@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from plancache.cudnn import graph, libraries, plans
+from plancache.cudnn.listing import summary
 from plancache.cudnn.plans import BuiltPlan, Request
 from plancache.errors import RecordError
 from plancache.keys import PlanKey, digest, pack, topology
@@ -47,6 +48,7 @@ def encode(
         seconds=built.seconds,
         size=len(built.blob),
         builder=wanted.builder,
+        operation=summary(key.documents["graph"]),
     )
     documents = {**key.documents, "properties": wanted.device.to_json(), "labels": graph.labels(wanted.graph)}
     fields = {
@@ -78,9 +80,16 @@ def decode(
 
 
 def documents(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The documents in a record: graph, device, environment, build, the device's properties, the tensors' names."""
-    unpacked: dict[str, Any] = msgpack.unpackb(fields["documents"], strict_map_key=False)
-    return unpacked
+    """The documents in a record: graph, device, environment, build, the device's properties, the tensors' names.
+
+    Raises:
+        RecordError: it has none that can be read.
+    """
+    try:
+        unpacked: dict[str, Any] = msgpack.unpackb(fields["documents"], strict_map_key=False)
+        return unpacked
+    except (KeyError, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RecordError("a record holds no documents", found=f"{type(error).__name__}: {error}") from error
 
 
 def with_tuning(fields: Mapping[str, Any], tuning: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def verify_on_device(
 ) -> None:
     """Run, compare, report; the exit code is 1 if a plan was wrong, hung or crashed."""
     with place.open("read-only" if keep else "read-write") as cache:
-        rows = here(selection.of(cache.rows()))
+        rows = here(selection.of_cache(cache))
         with progress("running") as step:
             verdicts = cache.verify_on_device(rows, timeout=timeout, keep=keep, memory=memory, progress=step(len(rows)))
     if as_json:

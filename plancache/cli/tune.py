@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from plancache.cli.listing import size_text
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, selecting
-from plancache.cli.store import size_text
 from plancache.errors import BuilderError, RunError
 from plancache.settings import size
 from plancache.store.interface import Row
@@ -59,7 +59,7 @@ def tune(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with place.open("read-write") as cache:
         # One row of each key: what is tuned is the graph, whatever routes it has plans of.
-        every = {listed.row.key: listed.row for listed in ondevice.here(selection.of(cache.rows()))}
+        every = {listed.row.key: listed.row for listed in ondevice.here(selection.of_cache(cache))}
         with (
             Worker(cache, timeout) as worker,
             Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from plancache.store import records
 from plancache.store.interface import Listed, Row, Store
+from plancache.store.tallies import Tally
 
 
 class MemoryStore(Store):
@@ -54,7 +55,13 @@ class MemoryStore(Store):
     def maintain(self, thorough: bool = True) -> None:
         """Nothing: there is no bound."""
 
+    def tallies(self) -> list[Tally]:
+        return []
+
     def flush(self) -> None:
+        """Nothing: use is not counted."""
+
+    def forget(self) -> None:
         """Nothing: use is not counted."""
 
     def close(self) -> None:
