@@ -218,7 +218,10 @@ class PlanCache(Finding):
         return list(self._misses)
 
     def stats(self) -> dict[tuple[Source, Reason], int]:
-        """How often each source and reason came up in this process, lookups and builds together."""
+        """How often each source and reason came up in this process, lookups and builds together.
+
+        `totals` has what all processes have counted.
+        """
         with self._lock:
             return dict(self._counts)
 
@@ -435,11 +438,11 @@ class PlanCache(Finding):
 
     def _missed(self, wanted: Request, found: Found) -> None:
         """Keep what is needed to explain the miss later, and say so the first time a reason comes up."""
-        miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph))
+        miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph), wanted.builder)
         self._misses.append(miss)
         if self._misses_file is not None:
             try:
-                misses.append(self._misses_file, miss)
+                misses.append(self._misses_file, replace(miss, properties=lookups.properties(wanted)))
             except StoreError as error:
                 self._warn(error)
         self._first(found.reason, f"key {wanted.key}")
@@ -453,15 +456,26 @@ class PlanCache(Finding):
 
     def _noted(self, graph: Any, outcome: Outcome) -> Outcome:
         _outcomes[graph] = outcome
+        self._count(outcome)
+        return outcome
+
+    def _count(self, outcome: Outcome) -> None:
+        key = outcome.key
+        parts = ("", "") if key is None else (key.device, key.environment)
         with self._lock:
             self._counts[outcome.source, outcome.reason] += 1
-        return outcome
+            if self.mode in ("read-write", "check"):
+                name = (*parts, outcome.source.value, outcome.reason.name)
+                self._layers.counting.add(name, outcome.build_seconds, outcome.seconds)
 
 
 def _after_fork_in_child() -> None:
     """Locks that another thread of the parent may have held stay held here, where there is no such thread."""
     for cache in list(_open_caches):
         cache._lock = threading.Lock()
+        cache._layers.counting.clear()  # its parent's, as what the stores remember of use
+        for opened in cache._layers.opened():
+            opened.forget()
         cache._dynamic.renew_locks()
 
 

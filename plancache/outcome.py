@@ -68,6 +68,7 @@ class Outcome:
         stored: whether this call wrote the plan to the cache.
         route: `native`, `tuned`, `replay`, `deviceless`, or `kernels` for a graph with dynamic shapes that was built
             with the kernel cache of its topology; None where no plan was loaded or built by plancache.
+        build_seconds: what building took when the plan that was loaded was built; 0 where none was loaded.
     """
 
     source: Source
@@ -77,6 +78,7 @@ class Outcome:
     detail: str = ""
     stored: bool = False
     route: str | None = None
+    build_seconds: float = 0.0
 
     @property
     def hit(self) -> bool:

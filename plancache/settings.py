@@ -25,7 +25,7 @@ class Settings:
             `check` (the first hit of each key is built too and compared) or `off`.
         serve_ahead_of_time: `PLANCACHE_AOT`: `serve`: processes with a GPU take deviceless plans where there are no
             others.
-        tuned: `PLANCACHE_TUNED`: `0`: tuned plans are not taken before others.
+        tuned: `PLANCACHE_TUNED`: `0`: tuned plans are not taken.
         misses: `PLANCACHE_MISSES`: file to which misses are appended, for `plancache explain` and `rewarm`.
         layers: `PLANCACHE_LAYERS`: read-only directories and bundles under it, separated by `:`, nearest first.
         max_bytes: `PLANCACHE_MAX_BYTES`: bound of the directory's size on disk, as `500M`, at least `2M`; without it

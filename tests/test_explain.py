@@ -1,5 +1,6 @@
 """A miss explains itself: the nearest entry, and exactly the fields that differ."""
 
+import csv
 import json
 import logging
 
@@ -144,6 +145,10 @@ def test_the_command_explains_what_a_job_missed(warm, misses, monkeypatch):
     assert (explanation["key"], explanation["reason"]) == (key, "ABSENT")
     assert [one["field"] for one in explanation["differences"]] == ["dim", "stride"]
     monkeypatch.setenv("PLANCACHE_MISSES", str(file))
+    lines = list(csv.DictReader(invoke("--dir", warm, "explain", file, "--csv").splitlines()))
+    assert [(line["key"], line["field"]) for line in lines] == [
+        (explanation["key"], difference["field"]) for difference in explanation["differences"]
+    ]
     assert invoke("--dir", warm, "explain") == output
     assert invoke("--dir", warm, "explain", key[:8]) == output
 
