@@ -89,9 +89,9 @@ def names(offered):
 def on(monkeypatch, h200):
     """Tune the small graph in a cache, on a device that says so."""
 
-    def run(cache, device, said=lambda place, table: None, wanted=None, **limits):
+    def run(cache, device, said=lambda place, table: None, wanted=None, again=False, **limits):
         monkeypatch.setattr(tuning, "Runner", device)
-        return tuning.tune_request(cache, wanted or request(), Limits(**limits), said)
+        return tuning.tune_request(cache, wanted or request(), Limits(**limits), said, again)
 
     return run
 
@@ -228,11 +228,13 @@ def test_a_candidate_that_hung_is_noted_and_never_tried_again(tmp_path, on, targ
         (listed,) = cache.rows()
         assert tuning.mark(cache, listed.row, names[1], tuning.HUNG, "nothing came of it for 60 s")
         assert not tuning.mark(cache, listed.row, "no such plan", tuning.HUNG, "")
-        for limit in (None, 1 << 30):  # also where all others are measured anew
-            device = Device(h200, {})
-            table = on(cache, device, workspace=limit)
+        for changes in ({}, {"workspace": 1 << 30}, {"again": True}):  # also where all others are measured anew
+            device = Device(h200, {names[2]: 5.0})
+            table = on(cache, device, **changes)
             assert table.candidates[1].status == "hung"
-            assert names[1] not in device.ran
+            assert device.ran == [name for name in names if name != names[1]]
+            (listed,) = cache.rows()
+            assert cache.tuning(listed.row) == table
 
 
 def test_candidates_with_a_larger_workspace_are_passed_over(tmp_path, on, targeted, h200):
