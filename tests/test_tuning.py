@@ -85,9 +85,23 @@ def names(offered):
     return [plan.name for plan in offered]
 
 
+@pytest.fixture(scope="session")
+def once():
+    """Builds each candidate of the small graph once a session: the plans are the same each time."""
+    plain, kept = candidates.build, {}
+
+    def build(wanted, plan, **place):
+        if (wanted.key, plan.name) not in kept:
+            kept[wanted.key, plan.name] = plain(wanted, plan, **place)
+        return kept[wanted.key, plan.name]
+
+    return build
+
+
 @pytest.fixture
-def on(monkeypatch, h200):
+def on(monkeypatch, h200, once):
     """Tune the small graph in a cache, on a device that says so."""
+    monkeypatch.setattr(candidates, "build", once)
 
     def run(cache, device, said=lambda place, table: None, wanted=None, again=False, **limits):
         monkeypatch.setattr(tuning, "Runner", device)
@@ -97,12 +111,13 @@ def on(monkeypatch, h200):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, h200, offered):
+def finished(tmp_path_factory, h200, offered, once):
     directory = tmp_path_factory.mktemp("tuned") / "cache"
     names = [plan.name for plan in offered]
     device = Device(h200, {names[0]: 50.0, names[2]: 25.0}, wrong=names[1:2], broken=names[3:4])
     patch = pytest.MonkeyPatch()
     patch.setattr(tuning, "Runner", device)
+    patch.setattr(candidates, "build", once)
     with plancache.target(h200), plancache.open(directory, mode="read-write") as cache:
         table = tuning.tune_request(cache, request(), Limits(), lambda place, table: None)
     patch.undo()
