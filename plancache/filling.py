@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from plancache import lookups
-from plancache.cudnn import frontend, libraries, plans
+from plancache.cudnn import frontend, libraries, replaying
 from plancache.cudnn.plans import Choice, Request, Route, UnkeptPlanError
 from plancache.errors import StoreError
 from plancache.outcome import Outcome, Reason, Source
@@ -55,7 +55,7 @@ def _replay(cache: PlanCache, wanted: Request, started: float) -> dict[str, Outc
     if found.reason is Reason.FOUND:
         return {"replay": lookups.outcome(Source.DISK, found, wanted.key, started)}
     try:
-        built = plans.build_replay(wanted)
+        built = replaying.build_replay(wanted)
     except (libraries.cudnn().cudnnGraphNotSupportedError, UnkeptPlanError) as error:
         _log.info("no replay for %s: %s", wanted.key, error)
         return {}
