@@ -96,6 +96,10 @@ class CachedBuilder:
                 kept.popitem(last=False)
         return result
 
+    def __reduce__(self) -> str:
+        # By reference, as functions are pickled.
+        return str(self.function.__qualname__)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         # As a function would: in a class it becomes a method, whose instance is its first argument.
         return self if instance is None else functools.partial(self, instance)

@@ -422,11 +422,11 @@ class PlanCache(Finding):
 
     def _missed(self, wanted: Request, found: Found) -> None:
         """Keep what is needed to explain the miss later, and say so the first time a reason comes up."""
-        miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph))
+        miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph), wanted.builder)
         self._misses.append(miss)
         if self._misses_file is not None:
             try:
-                misses.append(self._misses_file, miss)
+                misses.append(self._misses_file, replace(miss, properties=lookups.properties(wanted)))
             except StoreError as error:
                 self._warn(error)
         self._first(found.reason, f"key {wanted.key}")

@@ -15,11 +15,21 @@ from plancache.keys import PlanKey, digest, pack, topology
 from plancache.store import records
 from plancache.store.interface import Row
 
+# Of a plan whose graph has no `replay`: why not, so that filling ahead of time does not try again each time.
+NO_REPLAY = "no_replay"
+
 
 def encode(
-    wanted: Request, built: BuiltPlan, signing_key: bytes | None, tuning: Mapping[str, Any] | None = None
+    wanted: Request,
+    built: BuiltPlan,
+    signing_key: bytes | None,
+    tuning: Mapping[str, Any] | None = None,
+    no_replay: str = "",
 ) -> tuple[Row, bytes]:
-    """The row and the record of a plan that was just built; `tuning` is the table of what it was measured against."""
+    """The row and the record of a plan that was just built.
+
+    `tuning` is the table of what it was measured against; `no_replay` says why its graph has no such route.
+    """
     key, chosen = wanted.key, built.plans.chosen
     row = Row(
         key=key.hash,
@@ -44,6 +54,7 @@ def encode(
         # Packed by themselves: a hit needs none of them, and does not pay for them.
         "documents": pack(documents),
         "blob": built.blob,
+        **({NO_REPLAY: no_replay} if no_replay else {}),
     }
     if tuning is not None:
         fields["tuning"] = pack(tuning)

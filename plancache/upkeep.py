@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,10 +15,12 @@ from plancache.store import bundle, eviction, records
 from plancache.store.bundle import Counts
 from plancache.store.interface import Listed, Row, Store
 from plancache.store.layers import Layers, open_store
-from plancache.store.verify import Report, verify
+from plancache.store.verify import Report as VerifyReport
+from plancache.store.verify import verify
 
 if TYPE_CHECKING:
     from plancache.cache import PlanCache
+    from plancache.filler import Line, Progress, Report
     from plancache.ondevice import Verdict
     from plancache.tuning import Tuning
 
@@ -84,7 +87,7 @@ class Upkeep:
         except (RecordError, ValueError, KeyError, TypeError):  # damaged, or a document that is kept whole
             return None
 
-    def verify(self, repair: bool = False, progress: Callable[[], None] = lambda: None) -> Report:
+    def verify(self, repair: bool = False, progress: Callable[[], None] = lambda: None) -> VerifyReport:
         """Check every record; with `repair`, remove bad ones and keep what is good of a damaged database.
 
         Raises:
@@ -113,6 +116,28 @@ class Upkeep:
                 store.discard(listed.row.key, listed.row.route)
             store.maintain()
         return doomed
+
+    def upgrade(
+        self,
+        executor: Executor | None = None,
+        *,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+        measure: Callable[[Line], Any] | None = None,
+    ) -> Report:
+        """Build natively what this device has only by the routes `replay` and `deviceless`, also in layers.
+
+        Args:
+            executor, jobs, progress: as for `plancache.warm`.
+            measure: called with each line of a plan that was built and stored; what it gives is the line's `gain`.
+
+        Raises:
+            DeviceError: there is no GPU here.
+            StoreError: the cache cannot be read or written.
+        """
+        from plancache import rewarming
+
+        return rewarming.upgrade(self, executor, jobs=jobs, progress=progress, measure=measure)  # type: ignore[arg-type]
 
     def export_bundle(
         self, file: Any, rows: Iterable[Listed] | None = None, progress: Callable[[], None] = lambda: None

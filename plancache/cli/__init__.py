@@ -23,9 +23,11 @@ _COMMANDS = {
     "import": ("store", "import_"),
     "ls": ("store", "ls"),
     "prune": ("store", "prune"),
+    "rewarm": ("warm", "rewarm"),
     "show": ("show", "show"),
     "tune": ("tune", "tune"),
     "verify": ("store", "verify"),
+    "warm": ("warm", "warm"),
 }
 
 

@@ -93,6 +93,10 @@ class Device:
         document = {name: properties[name] for name in FINGERPRINT}
         return cls(document, int(properties["driverVer"]), lambda: text)
 
+    def with_driver(self, driver: int) -> Device:
+        """The same device under another CUDA driver (13000 for 13.0)."""
+        return Device.from_properties({**json.loads(self.to_json()), "driverVer": driver})
+
     @property
     def name(self) -> str:
         """The board's name, as `NVIDIA H200`."""
@@ -181,6 +185,23 @@ def of_native(descriptor: Any) -> Device:
     """The `Device` of cuDNN's own descriptor, for graphs that were made with one. Microseconds after the first."""
     text = descriptor.serialize()
     return _known(text if isinstance(text, str) else bytes(text).decode())
+
+
+def lowest_driver() -> int:
+    """The lowest driver that the CUDA major of the installed cuDNN runs on, as 12000: newer ones take its plans."""
+    return 1000 * libraries.cuda_major()
+
+
+def make_current(ordinal: int) -> None:
+    """Make this the calling thread's current device.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    _cuda_driver()
+    import cuda.bindings.runtime as runtime
+
+    _asked((*runtime.cudaSetDevice(ordinal), None), f"cudaSetDevice({ordinal})")
 
 
 def live(ordinal: int | None) -> Device:

@@ -181,6 +181,20 @@ def run_planning(declared: Any, choice: Choice) -> None:
         declared.check_support()
 
 
+def run_limited(declared: Any, choice: Choice, limit: int) -> None:
+    """Build with a workspace limit that is set after `validate()`: an earlier one does not reach the backend."""
+    with unhooked():
+        declared.validate()
+        declared.build_operation_graph()
+        declared.deselect_workspace_greater_than(limit)
+        if choice.plan is None:
+            declared.create_execution_plans(choice.heuristics)
+        else:
+            declared.create_execution_plan(choice.plan[0], dict(choice.plan[1]))
+        declared.check_support()
+    run_compilation(declared, choice)
+
+
 def run_compilation(declared: Any, choice: Choice) -> None:
     """The stage of a build that compiles."""
     with unhooked():

@@ -8,7 +8,7 @@ import cudnn
 import torch
 
 import plancache
-from tests import graphs
+from tests import graphs, layers
 
 
 def buffers(tensors):
@@ -243,7 +243,7 @@ def relabelled(directory):
         print(row.name, cudnn.backend_version())
 
 
-def layers(directory):
+def fill_layers(directory):
     """Build every layer natively, and fill it ahead of time for this device."""
     from tests.gpu.layers import LAYERS
 
@@ -254,3 +254,36 @@ def layers(directory):
         with plancache.target(plancache.device(plancache.device(0).to_json())):
             for layer in LAYERS.values():
                 cache.fill(layer.declare()[0], builder=f"layers.{layer.name}")
+
+
+def upgrade(directory):
+    """Build natively what this device has by other routes only; a line for each plan."""
+    with plancache.open(directory, mode="read-write") as cache:
+        report = cache.upgrade(jobs=1, measure=lambda line: "measured")
+    for line in report.lines:
+        print(line.route, line.outcome, line.gain or line.error)
+
+
+def warm_here(directory):
+    """Fill for the GPU that is here."""
+    builders = [plancache.cached(cases=[()])(getattr(graphs, name)) for name in ("matmul", "conv", "sdpa")]
+    with plancache.open(directory) as cache:
+        report = plancache.warm(builders, cache=cache, jobs=2)
+    for line in report.lines:
+        print(line.route, line.outcome, *([line.error] if line.error else []))
+
+
+def warm_lengths(directory):
+    """Fill three lengths of a graph with dynamic shapes."""
+    with plancache.open(directory) as cache:
+        report = plancache.warm([layers.lengths], cache=cache, jobs=1)
+    for line in report.lines:
+        print(line.route, line.outcome, *([line.error] if line.error else []))
+
+
+def rewarm(directory):
+    """Build again, from the documents alone, into the same cache."""
+    with plancache.open(directory) as cache:
+        report = plancache.rewarm(directory, cache=cache, jobs=1)
+    for line in report.lines:
+        print(line.route, line.outcome, *([line.error] if line.error else []))
