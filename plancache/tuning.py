@@ -177,7 +177,7 @@ def tune_request(cache: PlanCache, wanted: Request, limits: Limits, said: Said, 
             return finished
         ordinal = getattr(getattr(frontend.handle_of(wanted.graph), "device", None), "ordinal", None)
         with Runner(ordinal, limits.memory) as runner:
-            table = _Tuner(cache, wanted, limits, runner, said).run(None if again else known(cache, wanted))
+            table = _Tuner(cache, wanted, limits, runner, said).run(known(cache, wanted), again)
     cache._maintain()
     return table
 
@@ -230,9 +230,9 @@ class _Tuner:
         self._expected: dict[int, int] = {}
         self._outputs: dict[int, int] = {}
 
-    def run(self, earlier: _State | None) -> Tuning:
+    def run(self, earlier: _State | None, again: bool) -> Tuning:
         """Measure what was not measured yet, as long as there is time."""
-        self._state = self._begun(earlier)
+        self._state = self._begun(earlier, again)
         table = self._state.table
         spent = table.seconds
         try:
@@ -267,7 +267,7 @@ class _Tuner:
         if (table.gain or 1.0) <= 1.0:
             table.chosen, self._state.best = first.place, first.plan
 
-    def _begun(self, earlier: _State | None) -> _State:
+    def _begun(self, earlier: _State | None, again: bool) -> _State:
         listed = [
             Candidate(plan.engine, sorted(plan.knobs.items()), plan.name)
             for plan in candidates.candidates(self._wanted, **self._runner.place)
@@ -276,7 +276,8 @@ class _Tuner:
         if earlier is None:
             return _State(table)
         before = {candidates.identity(one.engine, one.knobs): one for one in earlier.table.candidates}
-        same = earlier.table.workspace_limit == self._limits.workspace and earlier.table.first is not None
+        same = not again and earlier.table.first is not None
+        same = same and earlier.table.workspace_limit == self._limits.workspace
         for place, candidate in enumerate(listed):
             old = before.get(candidates.identity(candidate.engine, candidate.knobs))
             # What hung is not tried again, whatever else has changed since.

@@ -14,7 +14,7 @@ from plancache.cli import ondevice as command
 from plancache.errors import BuilderError, RunError
 from plancache.tuning import Limits
 from plancache.worker import Worker
-from tests.test_tuning import Device, names, offered, on  # noqa: F401
+from tests.test_tuning import Device, names, offered, on, once  # noqa: F401
 
 _BEGIN = "import json, sys, time; sys.stdin.readline()\ndef say(**event): print(json.dumps(event), flush=True)\n"
 _BEGIN += "say(event='ready')\nfor line in sys.stdin:\n    job = json.loads(line)\n"

@@ -85,24 +85,39 @@ def names(offered):
     return [plan.name for plan in offered]
 
 
-@pytest.fixture
-def on(monkeypatch, h200):
-    """Tune the small graph in a cache, on a device that says so."""
+@pytest.fixture(scope="session")
+def once():
+    """Builds each candidate of the small graph once a session: the plans are the same each time."""
+    plain, kept = candidates.build, {}
 
-    def run(cache, device, said=lambda place, table: None, wanted=None, **limits):
+    def build(wanted, plan, **place):
+        if (wanted.key, plan.name) not in kept:
+            kept[wanted.key, plan.name] = plain(wanted, plan, **place)
+        return kept[wanted.key, plan.name]
+
+    return build
+
+
+@pytest.fixture
+def on(monkeypatch, h200, once):
+    """Tune the small graph in a cache, on a device that says so."""
+    monkeypatch.setattr(candidates, "build", once)
+
+    def run(cache, device, said=lambda place, table: None, wanted=None, again=False, **limits):
         monkeypatch.setattr(tuning, "Runner", device)
-        return tuning.tune_request(cache, wanted or request(), Limits(**limits), said)
+        return tuning.tune_request(cache, wanted or request(), Limits(**limits), said, again)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, h200, offered):
+def finished(tmp_path_factory, h200, offered, once):
     directory = tmp_path_factory.mktemp("tuned") / "cache"
     names = [plan.name for plan in offered]
     device = Device(h200, {names[0]: 50.0, names[2]: 25.0}, wrong=names[1:2], broken=names[3:4])
     patch = pytest.MonkeyPatch()
     patch.setattr(tuning, "Runner", device)
+    patch.setattr(candidates, "build", once)
     with plancache.target(h200), plancache.open(directory, mode="read-write") as cache:
         table = tuning.tune_request(cache, request(), Limits(), lambda place, table: None)
     patch.undo()
@@ -228,11 +243,13 @@ def test_a_candidate_that_hung_is_noted_and_never_tried_again(tmp_path, on, targ
         (listed,) = cache.rows()
         assert tuning.mark(cache, listed.row, names[1], tuning.HUNG, "nothing came of it for 60 s")
         assert not tuning.mark(cache, listed.row, "no such plan", tuning.HUNG, "")
-        for limit in (None, 1 << 30):  # also where all others are measured anew
-            device = Device(h200, {})
-            table = on(cache, device, workspace=limit)
+        for changes in ({}, {"workspace": 1 << 30}, {"again": True}):  # also where all others are measured anew
+            device = Device(h200, {names[2]: 5.0})
+            table = on(cache, device, **changes)
             assert table.candidates[1].status == "hung"
-            assert names[1] not in device.ran
+            assert device.ran == [name for name in names if name != names[1]]
+            (listed,) = cache.rows()
+            assert cache.tuning(listed.row) == table
 
 
 def test_candidates_with_a_larger_workspace_are_passed_over(tmp_path, on, targeted, h200):

@@ -20,6 +20,8 @@ from plancache.cudnn.libraries import cudnn
 from plancache.cudnn.plan_list import Filters as Filters
 from plancache.cudnn.plan_list import Plan as Plan
 from plancache.cudnn.plan_list import PlanList as PlanList
+from plancache.cudnn.plan_list import SharedUidError as SharedUidError
+from plancache.cudnn.plan_list import with_handle
 from plancache.cudnn.python_plans import python_config
 
 # ---------------------------------------------------------------- reading a declared graph
@@ -38,10 +40,6 @@ def is_planned(graph: Any) -> bool:
 def is_validated(graph: Any) -> bool:
     """Whether `validate()` or a lowering already ran: then the declaration is no longer what the caller wrote."""
     return bool(graph._is_validated or graph._lowered_graph is not None or graph._frozen)
-
-
-class SharedUidError(ValueError):
-    """Two tensors of one graph have the same uid: which one a node means cannot be told."""
 
 
 def tensors(graph: Any) -> dict[int, Any]:
@@ -283,7 +281,7 @@ class LoadedPlan:
             setattr(self, name, getattr(container, name))
         if handle is not None:
             for name, place in _HANDLE_AT.items():
-                setattr(self, name, _with_handle(getattr(container, name), place, handle))
+                setattr(self, name, with_handle(getattr(container, name), place, handle))
 
     # What the frontend asks by index. -1 is the served plan; any other one is not here.
 
@@ -375,13 +373,6 @@ class LoadedPlan:
         if len(graph._plans) == len(self._plans.plans):
             graph._plan_index = index
         return graph._lowered_graph
-
-
-def _with_handle(function: Callable[..., Any], place: int, handle: int) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        return function(*args[:place], args[place] or handle, *args[place + 1 :])
-
-    return call
 
 
 def serve(

@@ -15,7 +15,7 @@ def verdicts(directory, *arguments):
 
 
 def test_plans_of_eight_layers_of_every_route_are_found_right_also_after_tuning(on_gpu, tmp_path):
-    on_gpu(f"fill_layers({str(tmp_path)!r})")
+    on_gpu(f"fill_layers({str(tmp_path)!r})", timeout=300)
     code, found, err = verdicts(tmp_path)
     assert code == 0, err
     assert {one["verdict"] for one in found} == {"right"}
