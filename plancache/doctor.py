@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plancache import settings
+from plancache import child, settings
 from plancache.errors import PlanCacheError, SettingsError
 from plancache.settings import PACKAGE, Settings
 from plancache.store import directory as directories
@@ -92,12 +92,9 @@ def _cudnn() -> Iterator[Finding]:
 
 def _probed() -> tuple[dict[str, dict[str, Any]], str]:
     """What the probe has printed, by step; and how it ended, if not well."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *filter(None, sys.path)])}
-    command = [sys.executable, "-m", "plancache.probe"]
+    command = child.command("plancache.probe")
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=environment, timeout=_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return {}, f"a process that tries cuDNN came to no end: {error}"
     steps = {}

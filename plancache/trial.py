@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from plancache import child
 from plancache.doctor import ERROR, OK, WARNING, Finding
 from plancache.errors import PlanCacheError
-from plancache.settings import PACKAGE
 from plancache.store import directory as directories
 from plancache.store import records
 from plancache.store.directory import Access
@@ -89,13 +89,11 @@ def _tried(step: Callable[[Path], Finding], place: Path) -> Finding:
 @contextmanager
 def _other(what: str, place: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that does `what`, once it says that it has begun; killed at the end."""
-    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, sys.path)])
     process = subprocess.Popen(
-        [sys.executable, "-m", "plancache.trial", what, str(place)],
+        child.command("plancache.trial", what, str(place)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
     )
     with process:
         try:

@@ -236,3 +236,20 @@ def test_a_directory_that_may_not_be_written_is_an_error(users):
         "import sys; from plancache.trial import run; from pathlib import Path; print(run(Path(sys.argv[1]))[-1].state)"
     )
     assert users.run(1234, source, place).strip() == ERROR
+
+
+def test_a_file_beside_a_script_that_is_named_like_a_module_of_python_breaks_no_child_process(tmp_path):
+    (tmp_path / "signal.py").write_text("raise SystemExit('not this one')\n")
+    (tmp_path / "mine.py").write_text("print('mine')\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "sys.path.append(sys.path.pop(0))\n"  # so that subprocess itself is not broken by it
+        "from plancache import child\n"
+        "sys.path.insert(0, sys.path.pop())\n"
+        "for module in ('mine', 'plancache.probe'):\n"
+        "    print(subprocess.run(child.command(module), capture_output=True, text=True).stdout)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("mine\n")
+    assert '"frontend"' in done.stdout

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgpack
 
+from plancache import child
 from plancache.cudnn import device as devices
 from plancache.cudnn import frontend, kernel_cache, rebuild
 from plancache.cudnn.kernel_cache import Tracked
@@ -33,6 +34,7 @@ from plancache.cudnn.plans import (
 )
 from plancache.cudnn.requests import request
 from plancache.cudnn.running import Runner
+from plancache.errors import RunError
 from plancache.keys import digest
 
 _SECONDS = 120.0
@@ -48,6 +50,7 @@ def build_replay(wanted: Request) -> BuiltPlan:
 
     Raises:
         UnkeptPlanError: the plan cannot be kept, or not be replayed.
+        RunError: nothing could be found out about that.
         And whatever the frontend raises: cudnnGraphNotSupportedError for a graph that has no dynamic-shape engine.
     """
     native = wanted.route is Route.NATIVE
@@ -93,18 +96,17 @@ def _tried(wanted: Request, plan: BuiltPlan) -> str:
         "plan": described(plan),
         "document": plan.blob,
     }
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "plancache.cudnn.replaying"],
+            child.command("plancache.cudnn.replaying"),
             input=msgpack.packb(message),
             capture_output=True,
             timeout=_SECONDS,
-            env=environment,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the process that tried it: {error}"
+        # Nothing is known, and nothing is remembered.
+        raise RunError("a replay could not be tried", found=str(error)) from error
     if done.stdout == _GOOD:
         return ""
     if done.returncode < 0:
