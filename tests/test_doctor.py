@@ -10,8 +10,8 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from plancache import child, trial
 from plancache import doctor as examination
-from plancache import trial
 from plancache.cli import cli
 from plancache.doctor import ERROR, OK, WARNING
 from plancache.store import directory as directories
@@ -238,18 +238,13 @@ def test_a_directory_that_may_not_be_written_is_an_error(users):
     assert users.run(1234, source, place).strip() == ERROR
 
 
-def test_a_file_beside_a_script_that_is_named_like_a_module_of_python_breaks_no_child_process(tmp_path):
+def test_a_file_that_is_named_like_a_module_of_python_breaks_no_child_process(tmp_path, monkeypatch):
     (tmp_path / "signal.py").write_text("raise SystemExit('not this one')\n")
     (tmp_path / "mine.py").write_text("print('mine')\n")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import subprocess, sys\n"
-        "sys.path.append(sys.path.pop(0))\n"  # so that subprocess itself is not broken by it
-        "from plancache import child\n"
-        "sys.path.insert(0, sys.path.pop())\n"
-        "for module in ('mine', 'plancache.probe'):\n"
-        "    print(subprocess.run(child.command(module), capture_output=True, text=True).stdout)\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("mine\n")
-    assert '"frontend"' in done.stdout
+    monkeypatch.syspath_prepend(str(tmp_path))  # as Python does with a script's directory
+    said = [
+        subprocess.run(child.command(module), capture_output=True, text=True, check=True).stdout
+        for module in ("mine", "plancache.probe")
+    ]
+    assert said[0] == "mine\n"
+    assert '"frontend"' in said[1]
