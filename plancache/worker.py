@@ -74,10 +74,11 @@ class Worker:
         self._tell(child, job)
         while True:
             event = self._event(child, self._timeout)
+            over = event["event"] in ("done", "error")
+            if over and event.get("fault"):
+                self.end()  # before whoever asked hears of it, since he may not come back
             yield event
-            if event["event"] in ("done", "error"):
-                if event.get("fault"):
-                    self.end()
+            if over:
                 return
 
     def end(self) -> None:

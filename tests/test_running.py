@@ -181,6 +181,17 @@ def test_a_child_that_dies_is_told_from_one_that_hangs(child):
     assert not lost.value.hung
 
 
+def test_a_child_whose_device_is_at_fault_gets_no_other_job_also_if_nobody_listens_to_the_end(child):
+    one = child(
+        "for line in sys.stdin:\n"
+        "    print(json.dumps({'event': 'error', 'text': 'sick', 'fault': True, 'pid': os.getpid()}), flush=True)\n",
+        30.0,
+    )
+    first = next(iter(one.ask({})))  # as one who raises an error of his own
+    second = next(iter(one.ask({})))
+    assert second["pid"] != first["pid"]
+
+
 def test_a_child_that_cannot_begin_says_why(tmp_path):
     try:
         plancache.device(0)
