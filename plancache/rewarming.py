@@ -6,13 +6,14 @@ was chosen. From them it is built for the libraries that are installed now, for 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plancache import misses, opening, stored
+from plancache import misses, ondevice, opening, stored
 from plancache.builders import default_cache
 from plancache.cache import PlanCache
 from plancache.cudnn import device as device_properties
@@ -37,6 +38,7 @@ from plancache.store import records
 from plancache.store.interface import Row, Store
 from plancache.workers import Wanted
 
+_log = logging.getLogger("plancache")
 _SQLITE = b"SQLite format 3\0"
 _OWN_KERNELS = "it was built with a kernel cache of the caller's own, which only that code can fill"
 _NO_GRAPHS = "a kernel cache without a stored graph of its topology: it is filled when its code runs"
@@ -115,9 +117,18 @@ def upgrade(
     """See `PlanCache.upgrade`."""
     place = live(None, ("native",))
     filler = Filler(cache, progress, None)
-    filler.measure = measure
     seen = _once(_served_otherwise(cache, filler.libraries, place), with_device=False)
-    return filler.run(grouped(_items(filler, seen, lambda _: [place])), executor, jobs, [place])
+    with ondevice.Times(cache) as times:
+
+        def gained(line: Line) -> dict[str, float] | None:
+            try:
+                return times.of(line.key)
+            except PlanCacheError as error:
+                _log.warning("what %s gains was not measured: %s", line.key[:16], error)
+                return None
+
+        filler.measure = gained if measure is None else measure
+        return filler.run(grouped(_items(filler, seen, lambda _: [place])), executor, jobs, [place])
 
 
 def _served_otherwise(cache: PlanCache, libraries: str, place: Place) -> Iterator[Seen]:

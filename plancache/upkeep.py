@@ -195,6 +195,7 @@ class Upkeep:
             jobs: as for `plancache.warm`.
             progress: as for `plancache.warm`.
             measure: called with each line of a plan that was built and stored; what it gives is the line's `gain`.
+                None is microseconds by route, of what this cache itself has: each is run in a child process.
 
         Raises:
             DeviceError: there is no GPU here.

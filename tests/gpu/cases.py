@@ -259,9 +259,11 @@ def fill_layers(directory):
 def upgrade(directory):
     """Build natively what this device has by other routes only; a line for each plan."""
     with plancache.open(directory, mode="read-write") as cache:
-        report = cache.upgrade(jobs=1, measure=lambda line: "measured")
+        report = cache.upgrade(jobs=1)
     for line in report.lines:
-        print(line.route, line.outcome, line.gain or line.error)
+        print(line.gain, file=sys.stderr)
+        measured = isinstance(line.gain, dict) and line.gain.get("native", 0) > 0
+        print(line.route, line.outcome, "measured" if measured else line.error)
 
 
 def warm_here(directory):
