@@ -107,13 +107,24 @@ def test_a_migration_that_fails_leaves_nothing_behind(store, tmp_path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(database, "migrations", lambda: [*migrations(), bad])
         with pytest.raises(StoreError, match="already exists"):
-            store.get("k", "native")
+            store.put(row(1), record(row(1)))
     connection = sqlite3.connect(store.database.file)
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     assert connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'half'").fetchone() == (0,)
     assert connection.execute("SELECT count(*) FROM _sqlite_migrations").fetchone() == (1,)
     connection.close()
     assert store.put(row(1), record(row(1)))
+
+
+def test_reading_a_cache_that_nobody_has_written_to_makes_no_database(store):
+    # It takes half a second, and a job whose plans all come from layers needs none.
+    assert store.get("k", "native") is None
+    assert store.keys("k") == list(store.rows()) == store.tallies() == []
+    store.maintain()
+    store.flush()
+    assert not store.database.file.exists()
+    assert store.put(row(1), record(row(1)))
+    assert store.get(row(1).key, row(1).route) == record(row(1))
 
 
 def test_a_schema_number_that_was_damaged_is_put_right_by_the_ledger(opened, store):

@@ -108,6 +108,11 @@ class Database:
             self._local.held = self._open()
         return self._local.held.connection  # type: ignore[no-any-return]
 
+    @property
+    def absent(self) -> bool:
+        """Whether nobody has made the database yet. Whoever reads makes none: it takes half a second."""
+        return getattr(self._local, "held", None) is None and not self.access.read_only and not self.file.exists()
+
     def check_identity(self) -> None:
         """Before writing: let go of the connection if the file was deleted or replaced meanwhile."""
         held: _Held | None = getattr(self._local, "held", None)

@@ -70,6 +70,8 @@ class SqliteStore(Store):
         return cls(directory / FILE, access, bounds)
 
     def get(self, key: str, route: str, use: bool = True) -> bytes | None:
+        if self.database.absent:
+            return None
         with self.database.use() as connection:
             connection.wait(BUSY)
             found = connection.execute(_GET, (_number(key, route), key, route)).fetchone()
@@ -142,6 +144,8 @@ class SqliteStore(Store):
         )
 
     def keys(self, end: str) -> list[tuple[str, str]]:
+        if self.database.absent:
+            return []
         with self.database.use() as connection:
             connection.wait(BUSY)
             found = connection.execute(f"SELECT key, route FROM plans WHERE {_FAMILY}", _family(end)).fetchall()
@@ -154,6 +158,8 @@ class SqliteStore(Store):
         where, values = " AND ".join(f"{name} = ?" for name in equal), list[Any](equal.values())
         if "key" in equal:  # by the table's own order, instead of looking through all of it
             where, values = f"{where} AND {_FAMILY}", [*values, *_family(equal["key"])]
+        if self.database.absent:
+            return
         with self.database.use() as connection:
             statement = _ROWS + (f" WHERE {where}" if where else "") + _NEWEST_FIRST
             # All at once: a statement that somebody iterates over keeps every checkpoint off.
@@ -192,7 +198,7 @@ class SqliteStore(Store):
             return sorted(known)
 
     def maintain(self, thorough: bool = True) -> None:
-        if self.read_only:
+        if self.read_only or self.database.absent:
             return
         # The first time, too: a process may store one plan only, and be the one whose bound was lowered.
         turn, self._maintained = self._maintained, self._maintained + 1
@@ -223,6 +229,8 @@ class SqliteStore(Store):
             eviction.tidy_directory(self.database.file.parent, pages.size * pages.total, self.bounds)
 
     def tallies(self) -> list[Tally]:
+        if self.database.absent:
+            return []
         with self.database.use() as connection:
             connection.wait(BUSY)
             return tallies.read(connection)
@@ -232,7 +240,8 @@ class SqliteStore(Store):
         self.counting.clear()
 
     def flush(self) -> None:
-        if (self._used or self.counting) and not self.read_only:
+        # What layers have served is not counted before something is stored: no job makes a database for that.
+        if (self._used or self.counting) and not self.read_only and not self.database.absent:
             with suppress(StoreError), self.database.use() as connection:
                 while self._used or self.counting:
                     with self._journaled(connection) as fits:
