@@ -111,7 +111,8 @@ class PlanCache(Finding):
             )
         if isinstance(wanted, Outcome):
             return self._noted(graph, self._bypass(graph, choice, wanted, started, run))
-        wanted = replace(wanted, run=run)
+        if run is not None:
+            wanted = replace(wanted, run=run)
         if self.mode == "check" and checking.is_first_hit(self, wanted):
             return self._noted(graph, checking.check(self, wanted, started))
         # What the caller's own kernel cache is for goes through it, and is not loaded past it.

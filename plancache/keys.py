@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgpack
@@ -32,6 +32,17 @@ def digest(document: Any) -> str:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A document with its hash, which is worked out once for all the keys that share it."""
+
+    document: Document
+
+    @cached_property
+    def hash(self) -> str:
+        return digest(self.document)
+
+
+@dataclass(frozen=True)
 class PlanKey:
     """What a stored plan is filed under. Comparable and hashable by its four hashes; `str()` is one short name.
 
@@ -48,8 +59,18 @@ class PlanKey:
     @classmethod
     def of(cls, graph: Document, device: Document, environment: Document, build: Document) -> PlanKey:
         """The key of four documents."""
-        documents = {"graph": graph, "device": device, "environment": environment, "build": build}
-        return cls(digest([FORMAT, graph]), digest(device), digest(environment), digest(build), documents)
+        return cls.of_parts(graph, Part(device), Part(environment), Part(build))
+
+    @classmethod
+    def of_parts(cls, graph: Document, device: Part, environment: Part, build: Part) -> PlanKey:
+        """The same; a graph is another one each time, and the rest is not."""
+        documents = {
+            "graph": graph,
+            "device": device.document,
+            "environment": environment.document,
+            "build": build.document,
+        }
+        return cls(digest([FORMAT, graph]), device.hash, environment.hash, build.hash, documents)
 
     @cached_property
     def hash(self) -> str:
@@ -93,6 +114,11 @@ class BuildSpec:
     engine: int | None = None
     knobs: Sequence[tuple[str, int]] = ()
 
+    def part(self) -> Part:
+        """The document as a part of a key; one for all plans that are chosen by the same heuristics alone."""
+        heuristics = tuple(self.heuristics)
+        return _by_heuristics(heuristics) if self == BuildSpec(heuristics) else Part(self.document())
+
     def document(self) -> Document:
         """The canonical document; the order of `deselect_engines` calls makes no difference to cuDNN, nor here."""
         return {
@@ -105,6 +131,11 @@ class BuildSpec:
             "engine": self.engine,
             "knobs": [list(knob) for knob in sorted(self.knobs)],
         }
+
+
+@lru_cache(maxsize=64)
+def _by_heuristics(heuristics: tuple[str, ...]) -> Part:
+    return Part(BuildSpec(heuristics).document())
 
 
 def topology(graph: Document) -> Document:

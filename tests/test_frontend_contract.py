@@ -11,7 +11,7 @@ import cudnn
 from cudnn.engines.base import PlanConfig
 from cudnn.engines.engine_ids import is_python_engine
 
-from plancache.cudnn import frontend, target
+from plancache.cudnn import frontend, python_plans, target
 from plancache.settings import PACKAGE
 from tests import graphs
 
@@ -127,6 +127,6 @@ def test_python_engines_are_told_by_their_id():
 
 def test_a_stored_plan_of_a_python_engine_makes_its_knobs_when_asked():
     plan = frontend.Plan("sdpa_fwd_prefill_sm90", 20517, {}, None)
-    config = frontend._config(plan, False)
+    config = python_plans.entry(plan, None)
     assert (config.engine_id, config.cpp_index) == (20517, None)
     assert isinstance(config, PlanConfig)

@@ -15,7 +15,7 @@ from plancache.cudnn.device import Device
 from plancache.cudnn.kernel_cache import Tracked
 from plancache.cudnn.unhooked import unhooked
 from plancache.errors import BuilderError, DeviceError, LibraryError
-from plancache.keys import PlanKey
+from plancache.keys import Part, PlanKey
 
 
 class Route(StrEnum):
@@ -107,7 +107,7 @@ class Declared:
     document: Mapping[str, Any]
     route: Route
     device: Device
-    libraries: Mapping[str, Any]
+    libraries: Part
 
     def request(self, declared: Any, choice: Choice, builder: str = "", late_workspace_limit: bool = False) -> Request:
         """The request of the graph with the filters that it has now.
@@ -122,7 +122,7 @@ class Declared:
         """
         spec = graph.build_spec(declared, choice.heuristics, choice.policy, choice.plan, late_workspace_limit)
         try:
-            key = PlanKey.of(self.document, self.device.document, self.libraries, spec.document())
+            key = PlanKey.of_parts(self.document, self.device.part, self.libraries, spec.part())
         except (TypeError, ValueError, OverflowError) as error:  # a scalar that msgpack does not write exactly
             raise graph.NotKeyableError(str(error)) from error
         return Request(declared, key, self.route, self.device, choice, builder)
@@ -138,7 +138,7 @@ def declare(declared: Any) -> Declared:
     """
     route, device = _device_of(declared)
     try:
-        libraries = environment.document()
+        libraries = environment.part()
     except (LibraryError, OSError) as error:
         raise UnknownEnvironmentError(str(error)) from error
     return Declared(graph.document(declared, device), route, device, libraries)

@@ -336,7 +336,7 @@ def migrations() -> list[Path]:
     """The numbered SQL files, in order."""
     directory = shipped("migrations")
     names = os.listdir(directory)  # noqa: PTH208 (at every opening; glob would compile a pattern)
-    return sorted(directory / name for name in names if name[:1].isdigit() and name.endswith(".sql"))
+    return [directory / name for name in sorted(names) if name[:1].isdigit() and name.endswith(".sql")]
 
 
 def _connect(file: Path, query: str = "") -> Connection:
