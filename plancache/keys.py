@@ -19,6 +19,7 @@ import msgpack
 Document = Mapping[str, Any]
 # Part of every graph hash: raised when the meaning of a document changes, so that no older row can match.
 FORMAT = 1
+_POLICY = "HEURISTICS_CHOICE"
 
 
 def pack(document: Any) -> bytes:
@@ -106,7 +107,7 @@ class BuildSpec:
     """
 
     heuristics: Sequence[str]
-    policy: str = "HEURISTICS_CHOICE"
+    policy: str = _POLICY
     deselected_engines: Sequence[str] = ()
     workspace_limit: int | None = None
     late_workspace_limit: bool = False
@@ -117,7 +118,10 @@ class BuildSpec:
     def part(self) -> Part:
         """The document as a part of a key; one for all plans that are chosen by the same heuristics alone."""
         heuristics = tuple(self.heuristics)
-        return _by_heuristics(heuristics) if self == BuildSpec(heuristics) else Part(self.document())
+        limited = self.workspace_limit is not None or self.late_workspace_limit
+        if limited or self.deselected_engines or self.notes or self.engine is not None or self.policy != _POLICY:
+            return Part(self.document())
+        return _by_heuristics(heuristics)
 
     def document(self) -> Document:
         """The canonical document; the order of `deselect_engines` calls makes no difference to cuDNN, nor here."""

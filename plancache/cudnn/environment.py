@@ -75,7 +75,7 @@ def library_path() -> Path:
     """The file that libcudnn was loaded from."""
     info = _DlInfo()
     find = ctypes.pythonapi["dladdr"]  # a function of one's own, from what is open already
-    find.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
+    find.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     symbol = ctypes.cast(libraries.library().cudnnGetVersion, ctypes.c_void_p)
     if not find(symbol, ctypes.byref(info)) or not info.file_name:
         raise LibraryError("the file of the loaded cuDNN cannot be told", expected="libcudnn.so.9 in this process")

@@ -20,6 +20,7 @@ from plancache.cudnn.libraries import cudnn
 from plancache.cudnn.plan_list import Filters as Filters
 from plancache.cudnn.plan_list import Plan as Plan
 from plancache.cudnn.plan_list import PlanList as PlanList
+from plancache.cudnn.plan_list import SharedUidError as SharedUidError
 from plancache.cudnn.python_plans import entry
 
 # ---------------------------------------------------------------- reading a declared graph
@@ -38,10 +39,6 @@ def is_planned(graph: Any) -> bool:
 def is_validated(graph: Any) -> bool:
     """Whether `validate()` or a lowering already ran: then the declaration is no longer what the caller wrote."""
     return bool(graph._is_validated or graph._lowered_graph is not None or graph._frozen)
-
-
-class SharedUidError(ValueError):
-    """Two tensors of one graph have the same uid: which one a node means cannot be told."""
 
 
 def tensors(graph: Any) -> dict[int, Any]:
@@ -88,9 +85,14 @@ def arguments(graph: Any) -> dict[str, Any]:
     }
 
 
+def argument(graph: Any, name: str) -> Any:
+    """One of them that the graph itself has no use for, as `device_property`; None if it was not given."""
+    return graph._cpp_graph_kwargs.get(name)
+
+
 def is_dynamic(graph: Any) -> bool:
     """Whether the graph was made with `is_dynamic_shape_enabled`."""
-    return bool(graph._cpp_graph_kwargs.get("is_dynamic_shape_enabled"))
+    return bool(argument(graph, "is_dynamic_shape_enabled"))
 
 
 def handle_of(graph: Any) -> Any:
@@ -277,17 +279,17 @@ class LoadedPlan:
     def __init__(
         self,
         graph: Any,
-        declared: Snapshot,
+        was: Snapshot,
         container: Any,
         plans: PlanList,
-        plan_again: Callable[[Any], None],
+        again: Callable[[Any], None],
         handle: int | None,
     ) -> None:
         # Weak: a cycle would leave the plan to the garbage collector, which may run while a stream captures.
         self._graph = weakref.ref(graph)
         self._plans = plans
-        self._plan_again = plan_again
-        self._declared = declared
+        self._plan_again = again
+        self._declared = was
         self._container = container
         for name in _PASSED_ON:
             setattr(self, name, getattr(container, name))

@@ -36,3 +36,7 @@ class PlanList:
     def chosen(self) -> Plan:
         """The plan that runs."""
         return self.plans[self.selected]
+
+
+class SharedUidError(ValueError):
+    """Two tensors of one graph have the same uid: which one a node means cannot be told."""

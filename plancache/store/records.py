@@ -62,7 +62,9 @@ def decode(record: bytes, key: bytes | None = None) -> tuple[Row, dict[str, Any]
         row = fields.pop("row")
         if any(type(row[name]) is not kind for name, kind in _KINDS.items()):
             raise TypeError("a field of its row is of another type")
-        return Row(**{name: row[name] for name in row if name in _NAMES}), fields
+        if row.keys() != _NAMES:  # a newer plancache's may have more
+            row = {name: row[name] for name in row if name in _NAMES}
+        return Row(**row), fields
     except (zstandard.ZstdError, ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
         # Its digest is right, so it was written like this: by another program, or by a bug of ours.
         raise RecordError("a record cannot be unpacked", found=f"{type(error).__name__}: {error}") from error
