@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.harness import Check, Column, Rank, Result, Table, environment, main, ratio
 
 PROCESSES = (1, 2, 4, 8)
+WITHOUT = (1, 8)
 # All of eight processes are ready in so many times what one takes that builds without a cache.
 BOUND_WALL = 2.5
 BOUND_BUILDS = 1.0
@@ -56,20 +57,21 @@ def herd(count: int, mode: str) -> tuple[float, int]:
 
 def run(quick: bool) -> Result:
     """Rounds in which every number of processes takes its turn, with the cache and without."""
-    counts, rounds = ((1, 8) if quick else PROCESSES), 3
-    taken: dict[tuple[int, str], list[tuple[float, int]]] = {}
-    for _ in range(rounds):
-        for count in counts:
-            for mode in ("read-write", "off"):
-                taken.setdefault((count, mode), []).append(herd(count, mode))
+    counts = WITHOUT if quick else PROCESSES
+    turns = [(count, "read-write") for count in counts] + [(count, "off") for count in WITHOUT]
+    taken: dict[tuple[int, str], list[tuple[float, int]]] = {turn: [] for turn in turns}
+    for _ in range(3):
+        for turn in turns:
+            taken[turn].append(herd(*turn))
     alone = [seconds for seconds, _ in taken[1, "off"]]
     rows = []
     for count in counts:
-        with_it, without = taken[count, "read-write"], taken[count, "off"]
-        seconds, bare = [one for one, _ in with_it], [one for one, _ in without]
-        builds = max(built for _, built in with_it), max(built for _, built in without)
-        numbers = [builds[0], statistics.median(seconds), ratio(seconds, alone)]
-        rows.append((f"{count}", [*numbers, builds[1], statistics.median(bare), ratio(bare, alone)]))
+        numbers: list[float | None] = []
+        for mode in ("read-write", "off"):
+            seconds = [one for one, _ in taken.get((count, mode), ())]
+            builds = max((built for _, built in taken.get((count, mode), ())), default=None)
+            numbers += [builds, statistics.median(seconds), ratio(seconds, alone)] if seconds else [None] * 3
+        rows.append((f"{count}", numbers))
     columns = [Column("builds"), Column("all ready, s", 2), Column("× one build", 2)]
     columns += [Column("builds without"), Column("s", 2), Column("× one build", 2)]
     eight = [one for one, _ in taken[8, "read-write"]]
