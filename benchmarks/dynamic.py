@@ -76,9 +76,8 @@ def run(quick: bool) -> Result:
         Check("warm against cuDNN's own kernel cache", warm / bare, BOUND_WARM),
         Check("empty against cuDNN's own kernel cache", cold / bare, BOUND_EMPTY),
     ]
-    rank = Rank.of(
-        f"{count} lengths of a layer", {"plancache": warm, **{n: s for n, s in total.items() if n[0] != "p"}}
-    )
+    persistent = {"plancache": [warm], **{name: [total[name]] for name in total if not name.startswith("plancache")}}
+    rank = Rank.of(f"{count} lengths of a layer", persistent)
     return Result([Table(f"{count} lengths", columns, rows)], checks, [rank])
 
 

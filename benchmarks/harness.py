@@ -111,10 +111,11 @@ class Rank:
     times: float
 
     @classmethod
-    def of(cls, what: str, seconds: Mapping[str, float], ours: str = "plancache") -> Rank:
-        """The rank of `ours` among seconds by name."""
-        first = min(seconds, key=lambda name: seconds[name])
-        return cls(what, first, seconds[ours] / seconds[first])
+    def of(cls, what: str, rounds: Mapping[str, Sequence[float]], ours: str = "plancache") -> Rank:
+        """The rank of `ours` among seconds by name and round; what was measured once goes with every round."""
+        first = min(rounds, key=lambda name: statistics.median(rounds[name]))
+        theirs = rounds[first]
+        return cls(what, first, ratio(rounds[ours], theirs if len(theirs) > 1 else [*theirs] * len(rounds[ours])))
 
 
 @dataclass

@@ -134,7 +134,7 @@ def one_example(example: str, runs: int, home: Path) -> tuple[Table, list[Check]
         Check(f"{example}: against no cache", ratio(warm, built), BOUND_NO_CACHE),
     ]
     persistent = {"plancache": warm, "a directory of blobs": all_of[BLOBS], "no cache": all_of[NO_CACHE]}
-    rank = Rank.of(f"ready with {example}", {name: statistics.median(seconds) for name, seconds in persistent.items()})
+    rank = Rank.of(f"ready with {example}", persistent)
     return table, checks, [rank]
 
 

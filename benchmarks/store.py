@@ -64,7 +64,7 @@ def against_peers(size: int, quick: bool, result: Result) -> None:
         result.checks.append(Check(f"{size >> 10} KB: {what} against raw SQLite", measured, bound))
     # Raw SQLite is the floor that the store stands on, and no peer: nothing bounds it, lists it or migrates it.
     for what, timing in (("put", putting), ("get", getting)):
-        peers = {name: one.median for name, one in timing.items() if name != RAW}
+        peers = {name: one.rounds for name, one in timing.items() if name != RAW}
         result.ranks.append(Rank.of(f"{what} of {size >> 10} KB", peers))
 
 
@@ -141,7 +141,7 @@ def processes(quick: bool, result: Result) -> None:
 
 def at_the_cap(quick: bool, result: Result) -> None:
     """Puts into a store at its cap against one far below it, in turns."""
-    rows, seconds = [], {}
+    rows, seconds = [], dict[str, tuple[float, ...]]()
     for name in ("plancache",) if quick else [name for name in installed() if name in BOUNDED]:
         with ExitStack() as stack:
             calls: dict[str, Callable[[], object]] = {}
@@ -153,7 +153,7 @@ def at_the_cap(quick: bool, result: Result) -> None:
             timing = measure_in_turns(calls, rounds=10, times=20, warm_up=CAP // SIZE + 20)
         at, below = timing["at"], timing["below"]
         rows.append((name, [*_micros(below), *_micros(at), at.against(below)]))
-        seconds[name] = at.median
+        seconds[name] = at.rounds
         if name == "plancache":
             result.checks.append(Check("a put at the cap against one below it", at.against(below), BOUND_CAP))
     columns = [Column("put, µs"), Column("p99"), Column("at the cap, µs"), Column("p99"), Column("×", 2)]
