@@ -1,9 +1,11 @@
 """Keys do not move: from process to process, with what differs between ranks, or with the frontend's bookkeeping."""
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import cudnn
 import hypothesis.strategies as st
@@ -99,6 +101,23 @@ def test_another_version_or_flavour_of_any_library_is_another_environment(monkey
         patch.setattr(environment.libraries, "backend_version", lambda: plain["cudnn"] + 1)
         seen.append(digest(environment.document()))
     assert len(set(seen)) == len(seen)
+
+
+def test_packages_are_listed_anew_where_the_import_system_has_an_old_listing(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "known_by_now.py").touch()
+    importlib.import_module("known_by_now")
+    finder = sys.path_importer_cache[str(tmp_path)]
+    assert environment._names(str(tmp_path)) is finder._path_cache  # as it is named by importlib
+
+    (tmp_path / "nvidia_cutlass_dsl-99.1.dist-info").mkdir()
+    os.utime(tmp_path, (1, 1))  # a later mark, however coarse the clock of this file system is
+    assert environment._engine_packages.__wrapped__()["nvidia_cutlass_dsl"] == "99.1"
+
+
+def test_every_listing_that_is_taken_over_is_what_the_directory_holds():
+    for entry in filter(os.path.isdir, sys.path):
+        assert set(environment._names(entry)) == {found.name for found in Path(entry).iterdir()}
 
 
 # ---------------------------------------------------------------- random graphs

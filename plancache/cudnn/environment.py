@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -111,12 +112,23 @@ def _engine_packages() -> dict[str, str | None]:
         if entry in (standard, standard + "/lib-dynload"):  # hundreds of names, and no packages
             continue
         try:
-            names = os.listdir(entry or ".")  # noqa: PTH208
+            names = _names(entry)
         except OSError:
             continue
-        for name in names:
-            if name.endswith(".dist-info"):
-                package, _, rest = name.partition("-")
-                if (package := package.lower()) in versions:
-                    versions[package] = rest.removesuffix(".dist-info")
+        for name in sorted(one for one in names if one.lower().startswith(_ENGINE_PACKAGES)):
+            package, _, rest = name.partition("-")
+            if name.endswith(".dist-info") and (package := package.lower()) in versions:
+                versions[package] = rest.removesuffix(".dist-info")
     return versions
+
+
+def _names(entry: str) -> Iterable[str]:
+    """What is in a directory of `sys.path`: as the import system has listed it, unless it was changed since.
+
+    By the same mark by which an import decides whether to list it again; listing all of them takes 0.2 ms.
+    """
+    finder = sys.path_importer_cache.get(entry)
+    listed: Iterable[str] | None = getattr(finder, "_path_cache", None)
+    if listed is not None and getattr(finder, "_path_mtime", None) == os.stat(entry or ".").st_mtime:  # noqa: PTH116
+        return listed
+    return os.listdir(entry or ".")  # noqa: PTH208
