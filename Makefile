@@ -4,7 +4,7 @@ CUDNN ?= cu12
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-check clean
+.PHONY: demo test lint docs bench bench-check clean
 
 # Made again when the dependencies or the choice of cuDNN change. cuDNN-full and cuDNN-JIT cannot share an environment.
 STAMP := $(VENV)/.installed-$(CUDNN)
@@ -39,5 +39,10 @@ bench: $(BENCH_STAMP)
 bench-check: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.all --quick
 
+# The site in site/, from pages whose generated parts are written anew.
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

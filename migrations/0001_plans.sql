@@ -19,6 +19,7 @@ CREATE TABLE plans (
     seconds REAL NOT NULL,
     size INTEGER NOT NULL,
     builder TEXT NOT NULL,
+    operation TEXT NOT NULL,
     -- Of use, not of the record: written in batches, best effort.
     used REAL NOT NULL,
     hits INTEGER NOT NULL,
@@ -26,3 +27,16 @@ CREATE TABLE plans (
 );
 
 CREATE INDEX plans_by_use ON plans (environment, used);
+
+-- How often lookups came to what, by day: added to in batches, best effort (plancache/store/tallies.py).
+CREATE TABLE tallies (
+    device TEXT NOT NULL,
+    environment TEXT NOT NULL,
+    source TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    day INTEGER NOT NULL, -- since 1970-01-01, UTC
+    count INTEGER NOT NULL,
+    recorded REAL NOT NULL, -- seconds that building took of what was served
+    spent REAL NOT NULL, -- seconds that these lookups and builds took
+    PRIMARY KEY (device, environment, source, reason, day)
+) WITHOUT ROWID;

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from plancache.outcome import Outcome as Outcome
     from plancache.outcome import Reason as Reason
     from plancache.outcome import Source as Source
+    from plancache.rewarming import rewarm as rewarm
     from plancache.transparent import disable as disable
     from plancache.transparent import enable as enable
     from plancache.transparent import enabled as enabled
+    from plancache.warming import warm as warm
 
 __version__ = "0.1.0"
 
@@ -59,6 +61,8 @@ _WHERE = {
     "disable": "plancache.transparent",
     "enable": "plancache.transparent",
     "enabled": "plancache.transparent",
+    "rewarm": "plancache.rewarming",
+    "warm": "plancache.warming",
 }
 # `open` stays out: a star import would hide Python's own.
 __all__ = sorted(set(_WHERE) - {"open"})

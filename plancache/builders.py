@@ -25,7 +25,11 @@ _Graphs = OrderedDict[Any, "_Ready"]
 
 
 def default_cache() -> PlanCache:
-    """The process's cache, opened at first use from the environment variables."""
+    """The process's cache, opened at first use from the environment variables.
+
+    Raises:
+        SettingsError: a `PLANCACHE_` variable has a value that is not allowed.
+    """
     global _default
     with _default_lock:
         if _default is None:
@@ -95,6 +99,10 @@ class CachedBuilder:
             while len(kept) > self._memory:
                 kept.popitem(last=False)
         return result
+
+    def __reduce__(self) -> str:
+        # By reference, as functions are pickled.
+        return str(self.function.__qualname__)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         # As a function would: in a class it becomes a method, whose instance is its first argument.
@@ -224,10 +232,13 @@ def cached(
             which a framework's tensor stands for its shape, strides, type and device; what cannot be hashed is not
             remembered.
 
-    Raises, when the builder is called:
-        BuilderError: it returned no graph, more than one, or one that was planned already.
-        CaptureError: a plan would have to be loaded or built while the handle's stream is being captured.
-        And whatever the builder or cuDNN raises, unchanged.
+    Raises:
+        BuilderError: a case is no tuple; and, when the builder is called, it returned no graph, more than one, or one
+            that was planned already.
+        CaptureError: when it is called, and a plan would have to be loaded or built while the handle's stream is being
+            captured. CUDA forbids both; what is in memory is served.
+        MissError: when it is called in mode `require-hit`, and the plan is not in the cache.
+        Exception: whatever the builder or cuDNN raises, unchanged.
 
     Not promised: anything about a builder that gives different graphs for equal arguments.
     """

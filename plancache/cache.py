@@ -88,10 +88,11 @@ class PlanCache(Finding):
 
         Raises:
             BuilderError: `graph` is no graph, or plans were made for it already; or both `heuristics` and `plan`.
+            CaptureError: the stream of the graph's handle is being captured, which forbids loading and building.
             DeviceError: the graph's `sm_version` is not its device's.
             MissError: in mode `require-hit`, if the plan is not in the cache.
             MismatchError: in mode `check`, if building gives another plan than the stored one.
-            And whatever cuDNN raises for a graph that cannot be built, unchanged; nothing is stored then.
+            Exception: whatever cuDNN raises for a graph that cannot be built, unchanged; nothing is stored then.
 
         Not promised: that the plan is the one that a build would choose today. It is the one that was chosen
         when it was stored, by the same heuristics of the same libraries for the same graph and device.
@@ -133,12 +134,16 @@ class PlanCache(Finding):
         """Store everything that may serve a graph later: its plan, and its kernel document with a recipe (`replay`).
 
         Arguments and errors are those of `build`, which makes the graph ready here too. A plan that is stored already
-        is not built again. Gives an outcome for each route; a graph that has no dynamic-shape engine has no `replay`.
+        is not built again. Gives an outcome by route; a graph for which cuDNN has no dynamic-shape engine has no
+        `replay`, since only those engines take kernels from a kernel cache.
         """
         return filling.fill(self, graph, Choice(heuristics, policy, plan), builder)
 
     def lookup(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Outcome:
-        """The same as `build`, but on a miss the graph is left as it was and nothing is built."""
+        """The same as `build`, but on a miss the graph is left as it was and nothing is built.
+
+        Arguments and errors are those of `build`, but that a miss is none: the source is then `miss`.
+        """
         started = time.perf_counter()
         wanted = self._request(graph, Choice(heuristics, policy, plan), started)
         if isinstance(wanted, Outcome):
@@ -150,13 +155,14 @@ class PlanCache(Finding):
     def contains(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> bool:
         """Whether `build` would find the plan. Neither loads nor changes the graph.
 
-        Not promised: that cuDNN then takes it, or that it is still there a moment later.
+        Arguments and errors are those of `lookup`. Not promised: that cuDNN then takes it, or that it is still there a
+        moment later.
         """
         wanted = self._request(graph, Choice(heuristics, policy, plan), time.perf_counter())
         return not isinstance(wanted, Outcome) and self._find(wanted).reason is Reason.FOUND
 
     def key(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> PlanKey:
-        """The key that a declared graph is looked up under.
+        """The key that a declared graph is looked up under. Arguments are those of `build`.
 
         Raises:
             BuilderError: the graph has no key: it is none, was validated before, holds a value without an exact
@@ -169,6 +175,8 @@ class PlanCache(Finding):
 
     def explain(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Explanation:
         """Why `build` would miss: the nearest stored entry and exactly the fields that differ. Builds nothing.
+
+        Arguments are those of `build`.
 
         Raises:
             BuilderError: `graph` is no graph, or plans were made for it already.
@@ -185,7 +193,11 @@ class PlanCache(Finding):
     def explain_key(self, key: PlanKey, route: str, labels: Mapping[int, str], other_than: bool = False) -> Explanation:
         """The same for a key with its documents, as a list of misses keeps it.
 
-        With `other_than`, the key's own row is passed over: how far is the nearest other entry?
+        Args:
+            key: the key that was asked for.
+            route: the route that its graph takes first: `native`, or `deviceless` for a device that is not here.
+            labels: names of the graph's tensors by uid, for people.
+            other_than: pass over the key's own row: how far is the nearest other entry?
 
         Raises:
             StoreError: the cache cannot be read.
@@ -207,7 +219,10 @@ class PlanCache(Finding):
         return list(self._misses)
 
     def stats(self) -> dict[tuple[Source, Reason], int]:
-        """How often each source and reason came up in this process, lookups and builds together."""
+        """How often each source and reason came up in this process, lookups and builds together.
+
+        `totals` has what all processes have counted.
+        """
         with self._lock:
             return dict(self._counts)
 
@@ -299,8 +314,9 @@ class PlanCache(Finding):
             handle: the handle of the device that it is for; None is the graph's own, else the current `target()`,
                 else the current device.
 
-        Its `native` goes to `pygraph(kernel_cache=..., is_dynamic_shape_enabled=True)`. New kernels are written after
-        each build through this cache, at `flush()`, and at the end of a `with` block.
+        What it holds serves every shape of its topology (the graph without its sizes), on this device and with these
+        libraries. Its `native` goes to `pygraph(kernel_cache=..., is_dynamic_shape_enabled=True)`. New kernels are
+        written after each build through this cache, at `flush()`, and at the end of a `with` block.
 
         Raises:
             BuilderError: `what` is a graph that has no key.
@@ -423,11 +439,11 @@ class PlanCache(Finding):
 
     def _missed(self, wanted: Request, found: Found) -> None:
         """Keep what is needed to explain the miss later, and say so the first time a reason comes up."""
-        miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph))
+        miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph), wanted.builder)
         self._misses.append(miss)
         if self._misses_file is not None:
             try:
-                misses.append(self._misses_file, miss)
+                misses.append(self._misses_file, replace(miss, properties=lookups.properties(wanted)))
             except StoreError as error:
                 self._warn(error)
         self._first(found.reason, f"key {wanted.key}")
@@ -441,15 +457,26 @@ class PlanCache(Finding):
 
     def _noted(self, graph: Any, outcome: Outcome) -> Outcome:
         _outcomes[graph] = outcome
+        self._count(outcome)
+        return outcome
+
+    def _count(self, outcome: Outcome) -> None:
+        key = outcome.key
+        parts = ("", "") if key is None else (key.device, key.environment)
         with self._lock:
             self._counts[outcome.source, outcome.reason] += 1
-        return outcome
+            if self.mode in ("read-write", "check"):
+                name = (*parts, outcome.source.value, outcome.reason.name)
+                self._layers.counting.add(name, outcome.build_seconds, outcome.seconds)
 
 
 def _after_fork_in_child() -> None:
     """Locks that another thread of the parent may have held stay held here, where there is no such thread."""
     for cache in list(_open_caches):
         cache._lock = threading.Lock()
+        cache._layers.counting.clear()  # its parent's, as what the stores remember of use
+        for opened in cache._layers.opened():
+            opened.forget()
         cache._dynamic.renew_locks()
 
 
@@ -463,5 +490,9 @@ def _flush_all() -> None:
 
 
 def last_outcome(graph: Any) -> Outcome | None:
-    """What the last `build` or `lookup` of this graph came to; None if there was none."""
+    """What the last `build` or `lookup` of this graph came to; None if there was none.
+
+    Args:
+        graph: a `cudnn.pygraph`, also one that was made ready by `cached`, `enable`, `jit` or `graph_cache`.
+    """
     return _outcomes.get(graph)

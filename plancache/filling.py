@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from plancache import lookups
-from plancache.cudnn import frontend, libraries, plans
+from plancache.cudnn import frontend, libraries, replaying
 from plancache.cudnn.plans import Choice, Request, Route, UnkeptPlanError
-from plancache.errors import StoreError
+from plancache.errors import RunError, StoreError
 from plancache.outcome import Outcome, Reason, Source
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def _replay(cache: PlanCache, wanted: Request, started: float) -> dict[str, Outc
     if found.reason is Reason.FOUND:
         return {"replay": lookups.outcome(Source.DISK, found, wanted.key, started)}
     try:
-        built = plans.build_replay(wanted)
-    except (libraries.cudnn().cudnnGraphNotSupportedError, UnkeptPlanError) as error:
+        built = replaying.build_replay(wanted)
+    except (libraries.cudnn().cudnnGraphNotSupportedError, UnkeptPlanError, RunError) as error:
         _log.info("no replay for %s: %s", wanted.key, error)
         return {}
     written = cache._put(replace(wanted, route=Route.REPLAY), built, found.record)

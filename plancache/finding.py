@@ -43,7 +43,9 @@ class Finding(Upkeep):
             return Route.DEVICELESS, Route.REPLAY
         # A deviceless plan runs right with a handle's device, but its kernels can be ten times slower.
         ahead = (Route.DEVICELESS,) if self._serve_ahead_of_time else ()
-        return *((Route.TUNED,) if self._tuned else ()), Route.NATIVE, Route.REPLAY, *ahead
+        # In mode check a plan is compared with the one that building gives, which is not the tuned one.
+        tuned = (Route.TUNED,) if self._tuned and self.mode != "check" else ()
+        return *tuned, Route.NATIVE, Route.REPLAY, *ahead
 
     def _candidates(self, wanted: Request) -> Iterator[Found]:
         """Every record of the key: the best route first, within it the nearest layer; also those that are of no use."""

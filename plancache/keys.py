@@ -49,6 +49,13 @@ class PlanKey:
 
     The documents are kept beside the hashes so that two keys can be told apart in words; they do not take part
     in comparisons.
+
+    Attributes:
+        graph: SHA-256, in hex, of the graph as declared: operations, tensors, constructor arguments.
+        device: of the device's properties that decide whether cuDNN takes a plan (`Device.fingerprint`).
+        environment: of the libraries: cuDNN's version and engines, CUDA's major version, the Python engines on offer.
+        build: of the way the plan is chosen: heuristic modes, policy, filters, or engine and knobs.
+        documents: the four documents, by these names.
     """
 
     graph: str
@@ -59,7 +66,14 @@ class PlanKey:
 
     @classmethod
     def of(cls, graph: Document, device: Document, environment: Document, build: Document) -> PlanKey:
-        """The key of four documents."""
+        """The key of four documents.
+
+        Args:
+            graph: the graph as declared.
+            device: `Device.document`.
+            environment: the libraries.
+            build: how the plan is chosen.
+        """
         return cls.of_parts(graph, Part(device), Part(environment), Part(build))
 
     @classmethod

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plancache.cudnn import plans
-from plancache.cudnn.plans import Route
-from plancache.errors import MissError
+from plancache.cudnn.plans import Request, Route
+from plancache.errors import MissError, PlanCacheError
 from plancache.keys import PlanKey
 from plancache.outcome import Outcome, Reason, Source
 
@@ -43,8 +43,24 @@ def bypassed(reason: Reason, detail: str, started: float) -> Outcome:
 
 
 def outcome(source: Source, found: Found, key: PlanKey, started: float) -> Outcome:
-    route = found.route.value if found.reason is Reason.FOUND else None
-    return Outcome(source, found.reason, key, time.perf_counter() - started, found.detail, route=route)
+    served = found.fields is not None and found.reason is Reason.FOUND
+    return Outcome(
+        source,
+        found.reason,
+        key,
+        time.perf_counter() - started,
+        found.detail,
+        route=found.route.value if found.reason is Reason.FOUND else None,
+        build_seconds=found.fields["plan"].get("seconds", 0.0) if served and found.fields else 0.0,
+    )
+
+
+def properties(wanted: Request) -> str:
+    """The JSON of the request's device; empty where it cannot be told. A live one's first takes 18 to 190 ms."""
+    try:
+        return wanted.device.to_json()
+    except (PlanCacheError, RuntimeError):
+        return ""
 
 
 def miss_error(reason: Reason, detail: str, key: PlanKey | None) -> MissError:

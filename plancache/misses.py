@@ -26,12 +26,16 @@ class Miss:
         route: the route that the graph would have taken.
         reason: why it missed.
         labels: the names of the graph's tensors by uid.
+        builder: the function that declared the graph, where it is known.
+        properties: cuDNN's JSON of the device, where it is known: what building for it elsewhere takes.
     """
 
     key: PlanKey
     route: str
     reason: Reason
     labels: Mapping[int, str]
+    builder: str = ""
+    properties: str = ""
 
 
 def append(file: Path, miss: Miss) -> None:
@@ -47,6 +51,8 @@ def append(file: Path, miss: Miss) -> None:
             "reason": miss.reason.name,
             "labels": {str(uid): name for uid, name in miss.labels.items()},
             "documents": dict(miss.key.documents),
+            "builder": miss.builder,
+            "properties": miss.properties,
         },
         separators=(",", ":"),
     )
@@ -67,16 +73,21 @@ def read(file: Path) -> Iterator[Miss]:
     Raises:
         StoreError: the list cannot be read.
     """
-    try:
-        lines = file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError("the list of misses cannot be read", path=file, found=str(error)) from error
-    for line in lines:
+    for line in _lines(file):
         try:
             fields = json.loads(line)
             documents = fields["documents"]
             key = PlanKey.of(documents["graph"], documents["device"], documents["environment"], documents["build"])
             labels = {int(uid): name for uid, name in fields["labels"].items()}
-            yield Miss(key, fields["route"], Reason[fields["reason"]], labels)
+            builder, properties = str(fields.get("builder", "")), str(fields.get("properties", ""))
+            yield Miss(key, fields["route"], Reason[fields["reason"]], labels, builder, properties)
         except (ValueError, KeyError, TypeError):
             continue
+
+
+def _lines(file: Path) -> Iterator[str]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            yield from lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError("the list of misses cannot be read", path=file, found=str(error)) from error

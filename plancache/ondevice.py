@@ -16,7 +16,7 @@ from plancache.cudnn import candidates, environment, frontend, plans, requests
 from plancache.cudnn import device as devices
 from plancache.cudnn.plans import Request, Route
 from plancache.cudnn.running import Operands, Runner, Timing
-from plancache.errors import DeviceError, LibraryError, PlanCacheError, RecordError, RunError
+from plancache.errors import BuilderError, DeviceError, LibraryError, PlanCacheError, RecordError, RunError
 from plancache.kernels import is_kernel
 from plancache.keys import digest
 from plancache.store import records
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RIGHT, WRONG, CRASHED, REFUSED, SKIPPED = "right", "wrong", "crashed", "refused", "skipped"
 # What must not be served: it goes.
 _UNFIT = (WRONG, HUNG, CRASHED)
-_ORDER = {route: place for place, route in enumerate(Route)}
+_ORDER: dict[str, int] = {route: place for place, route in enumerate(Route)}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def here(rows: Iterable[Listed]) -> list[Listed]:
         for listed in rows
         if not is_kernel(listed.row) and (listed.row.device, listed.row.environment) == (device, libraries)
     ]
-    return sorted(chosen, key=lambda listed: (listed.row.key, _ORDER.get(Route(listed.row.route), 9)))
+    return sorted(chosen, key=lambda listed: (listed.row.key, _ORDER.get(listed.row.route, len(_ORDER))))
 
 
 def verify(
@@ -120,6 +120,36 @@ def _asked(worker: Worker, row: Row, memory: int | None) -> Verdict:
             return Verdict(row, SKIPPED, f"while its graph was built natively: {lost}")
         return Verdict(row, HUNG if lost.hung else CRASHED, str(lost))
     raise AssertionError("a job without an end")
+
+
+class Times:
+    """Kernel times of stored plans: what `PlanCache.upgrade(measure=...)` may ask for. A context manager.
+
+    Args:
+        cache: whose plans are run; nothing in it is changed.
+        timeout: seconds that one plan may take.
+        memory: bytes on the device that one graph may take; None is most of what is free.
+    """
+
+    def __init__(self, cache: PlanCache, timeout: float = 60.0, memory: int | None = None) -> None:
+        self._cache, self._memory, self._worker = cache, memory, Worker(cache, timeout)
+
+    def __enter__(self) -> Times:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.end()
+
+    def of(self, key: str) -> dict[str, float]:
+        """Microseconds by route, of a key's plans in the writable cache that run and are right.
+
+        Raises:
+            DeviceError: there is no CUDA device here.
+            StoreError: the cache cannot be read.
+        """
+        rows = [listed.row for listed in here(self._cache.rows(key=key))]
+        verdicts = [_asked(self._worker, row, self._memory) for row in rows]
+        return {one.row.route: one.micros for one in verdicts if one.micros is not None}
 
 
 @dataclass
@@ -255,6 +285,7 @@ class Checker:
 def _said(
     verdict: str, detail: str, exact: bool | None = None, micros: float | None = None, native: float | None = None
 ) -> Event:
+    micros, native = (None if value is None else round(value, 3) for value in (micros, native))
     return {"verdict": verdict, "detail": detail, "exact": exact, "micros": micros, "native": native}
 
 
@@ -276,6 +307,7 @@ def tune_row(
         said: called before each candidate: its place, how many there are, its name.
 
     Raises:
+        BuilderError: the graph has nothing to tune: an explicit plan, or dynamic shapes.
         RunError: the graph cannot be tuned; the text says why.
         StoreError: the cache cannot be read or written.
     """
@@ -292,6 +324,8 @@ def tune_row(
                     said(event["place"], event["of"], event["name"])
                 elif event["event"] == "done":
                     return Tuning.of(event["table"])
+                elif event.get("kind") == BuilderError.__name__:
+                    raise BuilderError(event["text"])
                 elif not event.get("fault") or name is None or name in lost_at:
                     raise RunError("a graph could not be tuned", found=event["text"])
                 else:

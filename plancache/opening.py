@@ -29,7 +29,7 @@ def open(  # the public name is plancache.open
     """Open the cache in a directory, or make one there.
 
     Args:
-        directory: where; None is `PLANCACHE_DIR`, else the user's cache directory.
+        directory: where; None is `PLANCACHE_DIR`, else `plancache/plans` in the user's cache directory.
         mode: `read-write`, `read-only` (no plan is written), `require-hit` (a miss is an error), `check` (the first
             hit of each key is also built, and another plan is an error) or `off`; None is `PLANCACHE_MODE`, else
             `read-write`.

@@ -11,7 +11,16 @@ if TYPE_CHECKING:
 
 
 class Source(StrEnum):
-    """Where a plan came from."""
+    """Where a plan came from. Equal to its value as a string: `outcome.source == "disk"`.
+
+    Attributes:
+        MEMORY: a kernel cache that this process holds had the kernel.
+        DISK: the writable cache directory.
+        LAYER: a read-only directory or bundle under it (`PLANCACHE_LAYERS`).
+        BUILT: cuDNN built it now; the reason says why it was not found.
+        BYPASSED: cuDNN built it now, and it is not cached; the reason says why.
+        MISS: it was not found, and `lookup` builds nothing.
+    """
 
     MEMORY = "memory"
     DISK = "disk"
@@ -59,6 +68,7 @@ class Outcome:
         stored: whether this call wrote the plan to the cache.
         route: `native`, `tuned`, `replay`, `deviceless`, or `kernels` for a graph with dynamic shapes that was built
             with the kernel cache of its topology; None where no plan was loaded or built by plancache.
+        build_seconds: what building took when the plan that was loaded was built; 0 where none was loaded.
     """
 
     source: Source
@@ -68,6 +78,7 @@ class Outcome:
     detail: str = ""
     stored: bool = False
     route: str | None = None
+    build_seconds: float = 0.0
 
     @property
     def hit(self) -> bool:

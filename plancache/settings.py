@@ -15,7 +15,27 @@ PACKAGE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says. `read()` makes one; arguments of `plancache.open` go before it."""
+    """What the environment says. `read()` makes one; arguments of `plancache.open` go before it.
+
+    The README and the documentation take their tables from here.
+
+    Attributes:
+        directory: `PLANCACHE_DIR`: the cache's directory; without it, `plancache/plans` in the user's cache directory.
+        mode: `PLANCACHE_MODE`: `read-write`, `read-only` (nothing is written), `require-hit` (a miss is an error),
+            `check` (the first hit of each key is built too and compared) or `off`.
+        serve_ahead_of_time: `PLANCACHE_AOT`: `serve`: processes with a GPU take deviceless plans where there are no
+            others.
+        tuned: `PLANCACHE_TUNED`: `0`: tuned plans are not taken.
+        misses: `PLANCACHE_MISSES`: file to which misses are appended, for `plancache explain` and `rewarm`.
+        layers: `PLANCACHE_LAYERS`: read-only directories and bundles under it, separated by `:`, nearest first.
+        max_bytes: `PLANCACHE_MAX_BYTES`: bound of the directory's size on disk, as `500M`, at least `2M`; without it
+            2 GiB.
+        key_file: `PLANCACHE_KEY_FILE`: file with a key of 16 bytes or more: records are signed with it, and only such
+            records are taken.
+        trusted: `PLANCACHE_TRUST`: directories of other users, separated by `:`, that are taken although they are not
+            signed.
+        wait: `PLANCACHE_WAIT`: seconds to wait for another process that builds the same plan; without it 120.
+    """
 
     directory: Path | None
     mode: str

@@ -9,17 +9,28 @@ from typing import Any
 import msgpack
 
 from plancache.cudnn import graph, libraries, plans
+from plancache.cudnn.listing import summary
 from plancache.cudnn.plans import BuiltPlan, Request
 from plancache.errors import RecordError
 from plancache.keys import PlanKey, digest, pack, topology
 from plancache.store import records
 from plancache.store.interface import Row
 
+# Of a plan whose graph has no `replay`: why not, so that filling ahead of time does not try again each time.
+NO_REPLAY = "no_replay"
+
 
 def encode(
-    wanted: Request, built: BuiltPlan, signing_key: bytes | None, tuning: Mapping[str, Any] | None = None
+    wanted: Request,
+    built: BuiltPlan,
+    signing_key: bytes | None,
+    tuning: Mapping[str, Any] | None = None,
+    no_replay: str = "",
 ) -> tuple[Row, bytes]:
-    """The row and the record of a plan that was just built; `tuning` is the table of what it was measured against."""
+    """The row and the record of a plan that was just built.
+
+    `tuning` is the table of what it was measured against; `no_replay` says why its graph has no such route.
+    """
     key, chosen = wanted.key, built.plans.chosen
     row = Row(
         key=key.hash,
@@ -37,6 +48,7 @@ def encode(
         seconds=built.seconds,
         size=len(built.blob),
         builder=wanted.builder,
+        operation=summary(key.documents["graph"]),
     )
     documents = {**key.documents, "properties": wanted.device.to_json(), "labels": graph.labels(wanted.graph)}
     fields = {
@@ -44,6 +56,7 @@ def encode(
         # Packed by themselves: a hit needs none of them, and does not pay for them.
         "documents": pack(documents),
         "blob": built.blob,
+        **({NO_REPLAY: no_replay} if no_replay else {}),
     }
     if tuning is not None:
         fields["tuning"] = pack(tuning)
@@ -67,9 +80,16 @@ def decode(
 
 
 def documents(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The documents in a record: graph, device, environment, build, the device's properties, the tensors' names."""
-    unpacked: dict[str, Any] = msgpack.unpackb(fields["documents"], strict_map_key=False)
-    return unpacked
+    """The documents in a record: graph, device, environment, build, the device's properties, the tensors' names.
+
+    Raises:
+        RecordError: it has none that can be read.
+    """
+    try:
+        unpacked: dict[str, Any] = msgpack.unpackb(fields["documents"], strict_map_key=False)
+        return unpacked
+    except (KeyError, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RecordError("a record holds no documents", found=f"{type(error).__name__}: {error}") from error
 
 
 def with_tuning(fields: Mapping[str, Any], tuning: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,11 @@ def enable(cache: PlanCache | None = None) -> PlanCache:
     Args:
         cache: which one; None is the process's (`PLANCACHE_DIR`). Called again, the new one takes the old one's place.
 
-    Graphs that were begun before stay as they are.
+    Raises:
+        SettingsError: `cache` is None, and a `PLANCACHE_` variable has a value that is not allowed.
+
+    Graphs that were begun before stay as they are. Served ones raise what they raised before, in the same places; the
+    stage that would build raises `MissError` in mode `require-hit` too, and `MismatchError` in mode `check`.
     """
     from plancache.builders import default_cache
 
@@ -71,7 +75,11 @@ def disable() -> None:
 
 @contextmanager
 def enabled(cache: PlanCache | None = None) -> Iterator[PlanCache]:
-    """Like `enable()`, for the time of a `with` block; of several the innermost counts, in all threads."""
+    """Like `enable()`, for the time of a `with` block; of several the innermost counts, in all threads.
+
+    Args:
+        cache: which one; None is the process's (`PLANCACHE_DIR`).
+    """
     from plancache.builders import default_cache
 
     chosen = cache if cache is not None else default_cache()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,16 +13,23 @@ from plancache import stored
 from plancache.cudnn import kernel_cache
 from plancache.cudnn.kernel_cache import Kernel
 from plancache.errors import RecordError, StoreError
+from plancache.kernels import is_kernel
 from plancache.store import bundle, eviction, records
 from plancache.store.bundle import Counts
 from plancache.store.interface import Listed, Row, Store
 from plancache.store.layers import Layers, open_store
-from plancache.store.verify import Report, verify
+from plancache.store.verify import Report as VerifyReport
+from plancache.store.verify import verify
 
 if TYPE_CHECKING:
     from plancache.cache import PlanCache
+    from plancache.filler import Line, Progress, Report
     from plancache.ondevice import Verdict
     from plancache.tuning import Tuning
+from plancache.totals import Names, Totals
+
+# Records of one device and environment that are looked at, where the first ones are damaged, for what it is called.
+_TRIED = 20
 
 
 class Upkeep:
@@ -40,15 +50,54 @@ class Upkeep:
         return self._layers.top
 
     def rows(self, **equal: str) -> Iterator[Listed]:
-        """What is stored, newest first; `equal` names columns and their values.
+        """What is stored, newest first: plans, and the parts of kernel caches (their routes begin with `kernels-`).
+
+        Args:
+            equal: columns of `Row` and the values that they must have, such as `device=FINGERPRINT`.
 
         Raises:
             StoreError: the cache cannot be read.
         """
         return self.store.rows(**equal)
 
+    def totals(self) -> Totals:
+        """What this cache holds, and what all processes have counted so far: hits, misses, seconds saved.
+
+        Not promised: every lookup. Counts are best effort, and come with a process's next stored plan or its end;
+        caches that are only read count nothing.
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        self.store.flush()
+        return Totals.of(self.store.tallies(), self.rows())
+
+    def names(self, rows: Iterable[Listed]) -> Names:
+        """What the devices and environments of these rows are called. Reads one record for each.
+
+        Args:
+            rows: as `rows` gives them.
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        names, tried = Names(), Counter[tuple[str, str]]()
+        for row in (listed.row for listed in rows if not is_kernel(listed.row)):
+            where = row.device, row.environment
+            if names.knows(row) or tried[where] == _TRIED:
+                continue
+            tried[where] += 1
+            with suppress(RecordError):
+                parts = self.documents(row)
+                if parts is not None:
+                    names.learn(row, parts)
+        return names
+
     def documents(self, row: Row) -> dict[str, Any] | None:
         """The documents in a row's record: graph, device, environment, build, properties, labels. None if it is gone.
+
+        Args:
+            row: a plan's row, as `rows` gives it in `Listed.row`.
 
         Raises:
             RecordError: the record is damaged.
@@ -59,6 +108,9 @@ class Upkeep:
 
     def tuning(self, row: Row) -> Tuning | None:
         """The table of a tuned plan: every candidate with what came of it; None for any other plan, or if it is gone.
+
+        Args:
+            row: a plan's row, as `rows` gives it in `Listed.row`.
 
         Raises:
             RecordError: the record is damaged.
@@ -73,6 +125,9 @@ class Upkeep:
     def kernel(self, row: Row) -> Kernel | None:
         """A stored kernel, with its knobs and the operands that it was compiled for; None if it cannot be told.
 
+        Args:
+            row: a kernel's row, as `rows` gives it in `Listed.row`.
+
         Raises:
             StoreError: the cache cannot be read.
         """
@@ -84,8 +139,12 @@ class Upkeep:
         except (RecordError, ValueError, KeyError, TypeError):  # damaged, or a document that is kept whole
             return None
 
-    def verify(self, repair: bool = False, progress: Callable[[], None] = lambda: None) -> Report:
-        """Check every record; with `repair`, remove bad ones and keep what is good of a damaged database.
+    def verify(self, repair: bool = False, progress: Callable[[], None] = lambda: None) -> VerifyReport:
+        """Check every record's digest and what it is filed under; nothing is loaded into cuDNN.
+
+        Args:
+            repair: remove bad records, and keep what is good of a damaged database.
+            progress: called after each record.
 
         Raises:
             StoreError: the cache cannot be read, or not written for the repair.
@@ -93,7 +152,11 @@ class Upkeep:
         return verify(self.store, self.directory, self._signing_key, repair=repair, progress=progress)
 
     def prune(
-        self, max_bytes: int | None = None, older_than: float | None = None, dry_run: bool = False
+        self,
+        max_bytes: int | None = None,
+        older_than: float | None = None,
+        dry_run: bool = False,
+        among: Iterable[Listed] | None = None,
     ) -> list[Listed]:
         """Remove what was least recently used; gives what was removed, or would be.
 
@@ -101,23 +164,56 @@ class Upkeep:
             max_bytes: what all records together may take.
             older_than: seconds since 1970; what was last used before goes.
             dry_run: remove nothing.
+            among: only these rows count and go (None: all rows); without the two bounds all of them.
 
         Raises:
             StoreError: the cache cannot be read or written.
         """
         store = self.store
         store.flush()
-        doomed = eviction.surplus(list(store.rows()), max_bytes, older_than)
+        doomed = list(store.rows() if among is None else among)
+        if among is None or max_bytes is not None or older_than is not None:
+            doomed = eviction.surplus(doomed, max_bytes, older_than)
         if not dry_run:
             for listed in doomed:
                 store.discard(listed.row.key, listed.row.route)
             store.maintain()
         return doomed
 
+    def upgrade(
+        self,
+        executor: Executor | None = None,
+        *,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+        measure: Callable[[Line], Any] | None = None,
+    ) -> Report:
+        """Build natively what this device has only by the routes `replay` and `deviceless`, also in layers.
+
+        Args:
+            executor: as for `plancache.warm`.
+            jobs: as for `plancache.warm`.
+            progress: as for `plancache.warm`.
+            measure: called with each line of a plan that was built and stored; what it gives is the line's `gain`.
+                None is microseconds by route, of what this cache itself has: each is run in a child process.
+
+        Raises:
+            DeviceError: there is no GPU here.
+            StoreError: the cache cannot be read or written.
+        """
+        from plancache import rewarming
+
+        return rewarming.upgrade(self, executor, jobs=jobs, progress=progress, measure=measure)  # type: ignore[arg-type]
+
     def export_bundle(
         self, file: Any, rows: Iterable[Listed] | None = None, progress: Callable[[], None] = lambda: None
     ) -> Counts:
-        """Write these rows' records (all, if None) into one portable file.
+        """Write records into one portable file. It is whole or not there.
+
+        Args:
+            file: where; what is there is replaced.
+            rows: what to write; None is all.
+            progress: called after each record.
 
         Raises:
             StoreError: the cache cannot be read, or the file cannot be written.
@@ -127,6 +223,10 @@ class Upkeep:
 
     def import_bundle(self, file: Any, progress: Callable[[], None] = lambda: None) -> Counts:
         """Merge a bundle; what is there already stays, damaged and wrongly signed records are skipped and counted.
+
+        Args:
+            file: a file that `export_bundle` wrote. It is only read.
+            progress: called after each record.
 
         Raises:
             StoreError: the bundle cannot be read, or the cache cannot be written.

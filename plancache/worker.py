@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from plancache.cache import PlanCache
 
 Event = dict[str, Any]
+COMMAND = [sys.executable, "-m", "plancache.worker"]
 _START = 180.0  # seconds that a child may take until it is ready: imports from a cold disk, and the CUDA context
 
 
@@ -50,6 +52,8 @@ class Worker:
             "kind": options.kind,
             "key": None if options.key is None else options.key.hex(),
             "trusted": list(options.trusted),
+            # Whoever tunes the same plan is waited for, but not so long that the wait passes for a plan that hangs.
+            "wait": min(options.wait, timeout / 2),
         }
         self._child: subprocess.Popen[bytes] | None = None
         self._read = b""
@@ -70,10 +74,11 @@ class Worker:
         self._tell(child, job)
         while True:
             event = self._event(child, self._timeout)
+            over = event["event"] in ("done", "error")
+            if over and event.get("fault"):
+                self.end()  # before whoever asked hears of it, since he may not come back
             yield event
-            if event["event"] in ("done", "error"):
-                if event.get("fault"):
-                    self.end()
+            if over:
                 return
 
     def end(self) -> None:
@@ -92,8 +97,7 @@ class Worker:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
             self.end()
-            command = [sys.executable, "-m", "plancache.worker"]
-            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self._child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             self._tell(self._child, self._setup)
             event = self._event(self._child, _START)
             if event["event"] == "error":
@@ -143,14 +147,18 @@ def main() -> None:
     """Serve jobs from stdin. What libraries print goes to stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    code = 1
     try:
         _serve(sys.stdin, lambda event: print(json.dumps(event), file=out, flush=True))
+        code = 0
     except KeyboardInterrupt:
         pass
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         # Not through the interpreter's end: plans that are torn down there have crashed before, and all is written.
-        os._exit(0)
+        os._exit(code)
 
 
 def _serve(jobs: IO[str], say: Callable[[Event], None]) -> None:
@@ -169,7 +177,8 @@ def _serve(jobs: IO[str], say: Callable[[Event], None]) -> None:
         try:
             say({"event": "done", **_HANDLERS[job["job"]](checker, job, say)})
         except PlanCacheError as error:
-            say({"event": "error", "text": str(error), "fault": bool(getattr(error, "fault", False))})
+            fault = bool(getattr(error, "fault", False))
+            say({"event": "error", "text": str(error), "fault": fault, "kind": type(error).__name__})
         except Exception as error:
             say({"event": "error", "text": f"{type(error).__name__}: {error}"})
 
@@ -179,7 +188,7 @@ def _open(setup: Event) -> PlanCache:
     from plancache.store.layers import Layers, Options
 
     key = None if setup["key"] is None else bytes.fromhex(setup["key"])
-    options = Options(kind=setup["kind"], key=key, trusted=tuple(setup["trusted"]))
+    options = Options(kind=setup["kind"], key=key, trusted=tuple(setup["trusted"]), wait=setup["wait"])
     return PlanCache(Layers(Path(setup["directory"]), options, read_only=False), "read-write")
 
 

@@ -148,6 +148,27 @@ def test_jit_and_graph_cache_are_the_frontends_own_and_served(cache, targeted, h
         plancache.jit(heur_modes=["A"])(declare)(16)
 
 
+def test_what_a_function_of_the_frontends_jit_has_built_is_not_built_again(cache, targeted, h200):
+    @cudnn.graph_cache(lambda number: number)
+    @cudnn.jit(heur_modes=[cudnn.heur_mode.A])
+    def built_inside(number):
+        graph = graphs.plain(h200)
+        a = graph.tensor(dim=[1, 16, 64], stride=[16 * 64, 64, 1])
+        b = graph.tensor(dim=[1, 64, 128], stride=[8192, 128, 1])
+        c = graph.matmul(a, b)
+        c.set_output(True)
+        graphs.stages(graph)
+        assert graph.get_execution_plan_count() > 0  # by which jit sees that it is built
+        return graph, [a, b, c]
+
+    with plancache.enabled(cache):
+        (cold, uids), (warm, again) = built_inside(1), built_inside(2)
+        assert built_inside(2)[0] is warm
+    assert uids == again
+    assert [plancache.last_outcome(graph).source for graph in (cold, warm)] == [Source.BUILT, Source.DISK]
+    assert sum(cache.stats().values()) == 2
+
+
 def test_a_process_that_keeps_graphs_ends_without_a_word(run, tmp_path):
     source = """
 import sys, plancache

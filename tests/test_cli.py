@@ -1,6 +1,7 @@
 """The command line."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -20,7 +21,13 @@ def invoke():
 
 
 def test_help_lists_every_command(invoke):
-    assert all(name in invoke("--help") for name in ("demo", "device", "path"))
+    listed = re.findall(r"^  (\w+)  ", invoke("--help").partition("Commands:")[2], re.MULTILINE)
+    assert {"completion", "demo", "device", "doctor", "explain", "export", "import", "ls", "path", "prune"} <= set(
+        listed
+    )
+    assert {"report", "show", "stats", "verify"} <= set(listed)
+    for name in listed:
+        invoke(name, "--help")
     assert plancache.__version__ in invoke("--version")
     assert "No such command" in invoke("nothing", code=2)
 

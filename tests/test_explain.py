@@ -1,5 +1,6 @@
 """A miss explains itself: the nearest entry, and exactly the fields that differ."""
 
+import csv
 import json
 import logging
 
@@ -144,8 +145,21 @@ def test_the_command_explains_what_a_job_missed(warm, misses, monkeypatch):
     assert (explanation["key"], explanation["reason"]) == (key, "ABSENT")
     assert [one["field"] for one in explanation["differences"]] == ["dim", "stride"]
     monkeypatch.setenv("PLANCACHE_MISSES", str(file))
+    lines = list(csv.DictReader(invoke("--dir", warm, "explain", file, "--csv").splitlines()))
+    assert [(line["key"], line["field"]) for line in lines] == [
+        (explanation["key"], difference["field"]) for difference in explanation["differences"]
+    ]
     assert invoke("--dir", warm, "explain") == output
     assert invoke("--dir", warm, "explain", key[:8]) == output
+
+
+def test_the_command_explains_what_a_job_missed_and_then_stored(warm, misses):
+    file, key = misses
+    with plancache.target("h200"), plancache.open(warm) as cache:
+        assert str(cache.build(graphs.matmul(m=32)[0]).key) == key
+    output = invoke("--dir", warm, "explain", file)
+    assert output.startswith(f"{key}: no entry (stored since); the nearest entry is ")
+    assert "[1, 64, 64]" in output
 
 
 def test_the_command_explains_a_graph_document_and_a_stored_key(warm, tmp_path, targeted, cache):

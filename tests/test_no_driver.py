@@ -142,6 +142,6 @@ def test_the_compiler_that_pip_installed_is_found_before_a_graph_is_built(run):
         "from plancache.cudnn import libraries, no_driver\n"
         "no_driver.ensure_driver()\n"
         "libraries.ensure_nvrtc()\n"
-        "print({line.split('/')[-1] for line in Path('/proc/self/maps').read_text().splitlines() if 'libnvrtc' in line})"
+        "print({line.split('/')[-1] for line in Path('/proc/self/maps').read_text().splitlines()})"
     )
     assert re.search(r"libnvrtc\.so\.1[23]'", found)

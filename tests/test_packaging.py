@@ -28,6 +28,7 @@ def test_the_wheel_ships_migrations_examples_devices_and_types(wheel):
     wanted = {f"plancache/migrations/{file.name}" for file in (ROOT / "migrations").glob("*.sql")}
     wanted |= {f"plancache/examples/{file.name}" for file in (ROOT / "examples").glob("*.py")}
     wanted |= {"plancache/devices/h200.json", "plancache/py.typed", "plancache/cudnn/driver_entry_points.txt"}
+    wanted |= {f"plancache/web/report.{ending}" for ending in ("html", "css", "js")}
     assert wanted <= names
     assert not any(name.startswith(("tests", "benchmarks")) for name in names)
 

@@ -3,7 +3,7 @@
 import pytest
 
 import plancache
-from plancache.cudnn import libraries, plans
+from plancache.cudnn import libraries, plans, replaying
 from plancache.cudnn.plans import Route
 from plancache.outcome import Reason, Source
 from tests import graphs
@@ -48,6 +48,24 @@ def test_filling_again_builds_nothing(filled, targeted):
 def test_a_graph_without_a_dynamic_shape_engine_has_no_replay(tmp_path, targeted):
     with plancache.open(tmp_path / "cache") as cache:
         assert set(cache.fill(graphs.sdpa()[0])) == {"deviceless"}
+
+
+@pytest.mark.parametrize(
+    ("child", "why"),
+    [("kill -SEGV $$", "kills the process"), ("cat > /dev/null; echo refused >&2; exit 1", "refused"), ("exit 3", "3")],
+    ids=["dies", "refuses", "says nothing"],
+)
+def test_what_a_child_process_cannot_replay_is_not_stored(tmp_path, targeted, monkeypatch, caplog, child, why):
+    # cuDNN 9.19 kills the process that replays a layer norm.
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{child}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(replaying.sys, "executable", str(python))
+    monkeypatch.setattr(replaying, "_verdicts", {})
+    with plancache.open(tmp_path / "cache") as cache, caplog.at_level("INFO", "plancache"):
+        assert set(cache.fill(graphs.matmul()[0])) == {"deviceless"}
+        assert [listed.row.route for listed in cache.rows()] == ["deviceless"]
+    assert any("no replay" in line and why in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("name", ["matmul", "conv"])

@@ -101,6 +101,13 @@ def changing(graph):
     graph.build_plans()
 
 
+def asked_for_the_backends_plans(graph):
+    """As FlashInfer asks, between planning and building, whether the backend takes the graph at all."""
+    entries = []
+    stages(graph, after=lambda graph: entries.extend(graph.backend_plan_entries()))
+    return [(entry.engine_id, entry.knobs, entry.cpp_index, entry.mode) for entry in entries]
+
+
 # name -> what is done, and what it comes to on a warm cache
 WAYS = {
     "build": (lambda graph: graph.build(), Source.DISK),
@@ -120,6 +127,7 @@ WAYS = {
     "an explicit plan": (explicit, Source.DISK),
     "validated only": (validated_only, None),
     "asked before it is built": (planned_only, Source.DISK),
+    "asked for the backend's plans": (asked_for_the_backends_plans, Source.DISK),
     "another index": (chosen_by_index, None),
     "pinned": (pinned, Source.BYPASSED),
     "planned, then build": (

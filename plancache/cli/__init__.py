@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -12,20 +13,26 @@ from plancache import __version__
 from plancache.cli.place import KINDS, Place
 from plancache.errors import PlanCacheError
 from plancache.settings import Settings
-from plancache.store.directory import default_directory
+from plancache.store.directory import default_directory, filesystem
 
 # Command -> module and name.
 _COMMANDS = {
+    "completion": ("completion", "completion"),
     "demo": ("demo", "demo"),
     "device": ("device", "device"),
+    "doctor": ("doctor", "doctor"),
     "explain": ("explain", "explain"),
     "export": ("store", "export"),
     "import": ("store", "import_"),
-    "ls": ("store", "ls"),
+    "ls": ("ls", "ls"),
     "prune": ("store", "prune"),
+    "report": ("report", "report"),
+    "rewarm": ("warm", "rewarm"),
     "show": ("show", "show"),
+    "stats": ("stats", "stats"),
     "tune": ("tune", "tune"),
     "verify": ("store", "verify"),
+    "warm": ("warm", "warm"),
 }
 
 
@@ -44,7 +51,12 @@ class _Commands(click.Group):
         return super().get_command(context, name)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 an error, which stderr explains, or something found wrong (verify, doctor); 2 wrong usage."
+)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 @click.version_option(__version__, prog_name="plancache")
 @click.option("--store", type=click.Choice(KINDS), help="Kind of store. [default: what is there, else by file system]")
 @click.option(
@@ -57,10 +69,26 @@ def cli(context: click.Context, directory: Path | None, store: str | None) -> No
 
 
 @cli.command()
+@click.option("--verbose", "-v", is_flag=True, help="Also what is there, and whether it may be deleted.")
 @click.pass_obj
-def path(place: Place) -> None:
+def path(place: Place, verbose: bool) -> None:
     """Print the cache's directory."""
-    click.echo(place.directory or Settings.read().directory or default_directory())
+    directory = place.directory or Settings.read().directory or default_directory()
+    click.echo(directory)
+    if verbose:
+        click.echo(f"{_what_is_there(directory)} on {filesystem(directory)}.")
+        click.echo("It may be deleted at any time: running jobs go on, and plans are built again when they are needed.")
+
+
+def _what_is_there(directory: Path) -> str:
+    if not directory.is_dir():
+        return "Nothing is there yet,"
+    taken = 0
+    for file in directory.rglob("*"):
+        with suppress(OSError):
+            taken += file.stat().st_size if file.is_file() else 0
+    kind = "SQLite" if (directory / "plancache.sqlite3").exists() else "Record files"
+    return f"{kind}, {taken / 2**20:.1f} MB,"
 
 
 def main() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.table import Table
 from plancache import misses
 from plancache.cache import PlanCache
 from plancache.cli.device import named
+from plancache.cli.listing import write
 from plancache.cli.place import Place
 from plancache.cudnn import device as devices
 from plancache.cudnn import environment
@@ -25,13 +27,17 @@ from plancache.misses import Miss
 from plancache.outcome import Reason
 from plancache.settings import Settings
 
+# The names of `explain --csv`.
+FIELDS = ("key", "reason", "nearest", "part", "where", "field", "ours", "cached")
+
 
 @click.command()
 @click.argument("what", required=False)
 @click.option("--device", "device_name", help="The device that a graph document is for. [default: the current GPU]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object for each explanation.")
+@click.option("--json", "form", flag_value="json", help="Print JSON, one object for each explanation.")
+@click.option("--csv", "form", flag_value="csv", help="CSV, a line for each field that differs.")
 @click.pass_obj
-def explain(place: Place, what: str | None, device_name: str | None, as_json: bool) -> None:
+def explain(place: Place, what: str | None, device_name: str | None, form: str | None) -> None:
     """Say why a plan was not found: the nearest stored one, and what differs.
 
     WHAT is a list of misses (as PLANCACHE_MISSES writes it), a file with a graph document (JSON), or the beginning of
@@ -42,11 +48,24 @@ def explain(place: Place, what: str | None, device_name: str | None, as_json: bo
         explanations = [_explained(cache, miss) for miss in _wanted(cache, what, device_name)]
     if not explanations:
         raise click.ClickException(f"nothing to explain: no miss and no stored plan matches {what or 'the list'}")
+    if form == "csv":
+        write("csv", FIELDS, _lines(explanations))
+        return
     for explanation in explanations:
-        if as_json:
+        if form == "json":
             click.echo(json.dumps({**asdict(explanation), "reason": explanation.reason.name}))
         else:
             _print(explanation)
+
+
+def _lines(explanations: list[Explanation]) -> Iterator[dict[str, Any]]:
+    for one in explanations:
+        head = {"key": one.key, "reason": one.reason.name, "nearest": one.nearest}
+        nothing = dict.fromkeys(FIELDS)
+        for difference in one.differences:
+            yield {**head, **asdict(difference)}
+        if not one.differences:
+            yield {**nothing, **head}
 
 
 def _wanted(cache: PlanCache, what: str | None, device_name: str | None) -> Iterator[Miss]:
@@ -98,7 +117,12 @@ def _stored(cache: PlanCache, prefix: str) -> Iterator[Miss]:
 
 
 def _explained(cache: PlanCache, miss: Miss) -> Explanation:
-    return cache.explain_key(miss.key, miss.route, miss.labels, other_than=miss.reason is Reason.FOUND)
+    told = cache.explain_key(miss.key, miss.route, miss.labels, other_than=miss.reason is Reason.FOUND)
+    if told.reason is miss.reason or told.reason is not Reason.FOUND:
+        return told
+    if miss.reason is Reason.ABSENT:  # the job that missed it has stored it: the next nearest says why it missed
+        told = cache.explain_key(miss.key, miss.route, miss.labels, other_than=True)
+    return replace(told, reason=miss.reason, detail="stored since")
 
 
 def _print(explanation: Explanation) -> None:

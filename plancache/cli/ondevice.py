@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import asdict
+from typing import Any
 
 import click
 from rich.console import Console
@@ -23,15 +24,21 @@ def verify_on_device(
 ) -> None:
     """Run, compare, report; the exit code is 1 if a plan was wrong, hung or crashed."""
     with place.open("read-only" if keep else "read-write") as cache:
-        rows = here(selection.of(cache.rows()))
+        rows = here(selection.of_cache(cache))
         with progress("running") as step:
             verdicts = cache.verify_on_device(rows, timeout=timeout, keep=keep, memory=memory, progress=step(len(rows)))
     if as_json:
         for one in verdicts:
-            click.echo(json.dumps({**asdict(one), "row": None, "key": one.row.key, "route": one.row.route}))
+            click.echo(json.dumps(_as_json(one)))
     else:
         _table(verdicts)
     sys.exit(1 if any(one.verdict in (WRONG, HUNG, CRASHED) for one in verdicts) else 0)
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    row = verdict.row
+    known = {"key": row.key, "route": row.route, "name": row.name, "builder": row.builder}
+    return known | {name: value for name, value in asdict(verdict).items() if name != "row"}
 
 
 def _table(verdicts: list[Verdict]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
+from plancache.cache import PlanCache
 from plancache.store.interface import Listed
+from plancache.totals import Names
 
 ROUTES = ("native", "tuned", "replay", "deviceless")
 _PAUSE = 600.0
@@ -39,9 +41,11 @@ class Selection:
     since: str | None
     older_than: str | None
     last_run: bool | None
+    op: str | None = None
 
-    def of(self, rows: Iterable[Listed]) -> list[Listed]:
-        """The rows that are meant."""
+    def of(self, rows: Iterable[Listed], names: Names | None = None) -> list[Listed]:
+        """The rows that are meant; `names` are what their devices and environments are called."""
+        names = names or Names()
         since = None if self.since is None else ago(self.since)
         before = None if self.older_than is None else ago(self.older_than)
         rows = last_used(rows) if self.last_run else rows
@@ -49,14 +53,41 @@ class Selection:
             listed
             for listed in rows
             if listed.row.key.startswith(self.key or "")
-            and listed.row.device.startswith(self.device or "")
-            and listed.row.environment.startswith(self.environment or "")
+            and self._is_device(listed.row.device, names)
+            and self._is_environment(listed.row.environment, names)
+            and _plain(self.op or "") in _plain(listed.row.operation)
             and (self.builder is None or self.builder in listed.row.builder)
             and self.engine in (None, listed.row.engine)
             and self.route in (None, listed.row.route)
             and (since is None or listed.used >= since)
             and (before is None or listed.used < before)
         ]
+
+    def of_cache(self, cache: PlanCache) -> list[Listed]:
+        """The rows of a cache that are meant."""
+        every = list(cache.rows())
+        return self.of(every, cache.names(every))
+
+    def _is_device(self, fingerprint: str, names: Names) -> bool:
+        if self.device is None or fingerprint.startswith(self.device):
+            return True
+        return self.device.lower() in names.device(fingerprint).lower()
+
+    def _is_environment(self, environment: str, names: Names) -> bool:
+        if self.environment is None or environment.startswith(self.environment):
+            return True
+        wanted = self.environment.split(".")
+        return names.cudnn(environment).split(".")[: len(wanted)] == wanted
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether no option was given."""
+        return not any(getattr(self, name) for name in self.__dataclass_fields__)
+
+
+def _plain(operation: str) -> str:
+    """As people type it: without ×, and whatever the case."""
+    return operation.lower().replace("×", "x")
 
 
 def last_used(rows: Iterable[Listed]) -> list[Listed]:
@@ -78,8 +109,9 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
 
     call.__name__, call.__doc__ = command.__name__, command.__doc__
     options = (
-        click.option("--device", help="Fingerprint of the device, or its beginning."),
-        click.option("--env", "environment", help="Hash of the environment, or its beginning."),
+        click.option("--device", help="Part of the device's name, or the beginning of its fingerprint."),
+        click.option("--env", "environment", help="cuDNN version, as 9.27, or the beginning of the hash."),
+        click.option("--op", help="Part of the operation, as 'conv' or 'matmul 1x64'."),
         click.option("--builder", help="Part of the name of the function that declared the graph."),
         click.option("--engine", type=int, help="Engine id of the plan."),
         click.option("--route", type=click.Choice(ROUTES), help="How the plan was built."),

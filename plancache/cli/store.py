@@ -1,47 +1,22 @@
-"""`plancache ls`, `verify`, `prune`, `export`, `import`: what is on disk, and keeping it in order."""
+"""`plancache verify`, `prune`, `export`, `import`: what is on disk, and keeping it in order."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from plancache.cache import PlanCache
+from plancache.cli.listing import FIELDS, document, formats, size_text, write
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, ago, selecting
-from plancache.cudnn.kernel_cache import Kernel
-from plancache.kernels import is_kernel
 from plancache.settings import size
-from plancache.store.interface import Listed
-
-
-@click.command()
-@click.argument("key", required=False)
-@selecting
-@click.option("--kernels", is_flag=True, help="List the kernels of kernel caches instead.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@click.pass_obj
-def ls(place: Place, selection: Selection, kernels: bool, as_json: bool) -> None:
-    """List the plans, newest first; KEY is the beginning of their keys."""
-    with place.open("read-only") as cache:
-        rows = [listed for listed in selection.of(cache.rows()) if is_kernel(listed.row) == kernels]
-        if kernels and not as_json:
-            _kernel_table(cache, rows)
-            return
-    if as_json:
-        for listed in rows:
-            click.echo(json.dumps({**asdict(listed.row), **_use(listed)}))
-        return
-    _table(rows)
 
 
 @click.command()
@@ -95,17 +70,30 @@ def verify(
 
 
 @click.command()
+@click.argument("key", required=False)
+@selecting
 @click.option("--max-bytes", metavar="SIZE", help="Least recently used first, until the records take no more: 500M.")
-@click.option("--older-than", metavar="AGE", help="What was not used since: 30d.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing; say what would go.")
+@formats
 @click.pass_obj
-def prune(place: Place, max_bytes: str | None, older_than: str | None, dry_run: bool) -> None:
-    """Remove what was least recently used."""
-    if max_bytes is None and older_than is None:
-        raise click.UsageError("say what is to go: --max-bytes SIZE, --older-than AGE, or both")
+def prune(place: Place, selection: Selection, max_bytes: str | None, dry_run: bool, form: str | None) -> None:
+    """Remove what was least recently used, or what the options select; KEY is the beginning of keys.
+
+    With --max-bytes, of what is selected only as much as is beyond it.
+    """
+    if max_bytes is None and selection.is_everything:
+        raise click.UsageError("say what is to go: --max-bytes SIZE, --older-than AGE, a KEY or another option")
     limit = None if max_bytes is None else size(max_bytes, "--max-bytes")
+    before = None if selection.older_than is None else ago(selection.older_than)
     with place.open("read-write") as cache:
-        gone = cache.prune(limit, None if older_than is None else ago(older_than), dry_run)
+        cache.flush()
+        every = list(cache.rows())
+        names = cache.names(every)
+        among = replace(selection, older_than=None).of(every, names)
+        gone = cache.prune(limit, before, dry_run, among)
+        if form is not None:
+            write(form, FIELDS, (document(listed, names) for listed in gone))
+            return
     verb = "would be removed" if dry_run else "removed"
     click.echo(f"{len(gone)} plans, {size_text(sum(listed.stored for listed in gone))}, {verb}")
 
@@ -121,7 +109,7 @@ def export(place: Place, file: Path, selection: Selection, force: bool) -> None:
     if file.exists() and not force:
         raise click.ClickException(f"{file} exists. Give --force to overwrite it.")
     with place.open("read-only") as cache, progress("exporting") as step:
-        rows = selection.of(cache.rows())
+        rows = selection.of_cache(cache)
         counts = cache.export_bundle(file, rows, step(len(rows)))
     click.echo(f"{counts.done} plans written to {file} ({size_text(file.stat().st_size)})" + _damaged(counts.damaged))
 
@@ -136,9 +124,6 @@ def import_(place: Place, file: Path) -> None:
     click.echo(
         f"{counts.done} plans imported, {counts.present} were there already" + _damaged(counts.damaged, counts.refused)
     )
-
-
-_MARKS = {"deviceless": " *", "replay": " +", "tuned": " !"}
 
 
 def _damaged(count: int, refused: int = 0) -> str:
@@ -158,72 +143,3 @@ def progress(what: str) -> Iterator[Callable[[int | None], Callable[[], None]]]:
             return lambda: bar.advance(task)
 
         yield start
-
-
-def _table(rows: list[Listed]) -> None:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("key", "plan", "builder"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for name in ("build s", "KB", "hits", "used"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for listed in rows:
-        row = listed.row
-        table.add_row(
-            row.key[:12],
-            row.name.split("_")[0] + _MARKS.get(row.route, ""),
-            row.builder.rpartition(".")[2] or "-",
-            f"{row.seconds:.2f}",
-            f"{listed.stored / 1024:.0f}",
-            str(listed.hits),
-            age(listed.used),
-        )
-    console = Console()
-    console.print(table)
-    marks = {route: mark for route, mark in _MARKS.items() if any(listed.row.route == route for listed in rows)}
-    note = "".join(f"; {mark.strip()} {route}" for route, mark in marks.items())
-    console.print(f"{len(rows)} plans, {size_text(sum(listed.stored for listed in rows))}{note}", highlight=False)
-
-
-def _kernel_table(cache: PlanCache, rows: list[Listed]) -> None:
-    """Topology by topology: engine and kernel, bytes of code, for which shape it was compiled and when."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("topology", no_wrap=True, min_width=12)
-    for name in ("kernel", "compiled for"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for name in ("KB", "age"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=4)
-    kept = [listed for listed in rows if listed.row.size]
-    for listed in sorted(kept, key=lambda one: (one.row.key, one.row.created)):
-        shapes = compiled_for(cache.kernel(listed.row))
-        row = listed.row
-        name = f"eng{row.engine} {row.name.rpartition('_knob_')[2]}" if "_knob_" in row.name else row.name
-        table.add_row(row.key[:12], name, shapes, f"{row.size / 1024:.0f}", age(row.created))
-    console = Console()
-    console.print(table)
-    topologies = len({listed.row.key for listed in kept})
-    console.print(f"{len(kept)} kernels of {topologies} topologies", highlight=False)
-
-
-def compiled_for(kernel: Kernel | None) -> str:
-    """The sizes of the operands that a kernel was compiled for."""
-    return "?" if kernel is None else " ".join("x".join(map(str, dim)) for dim, _ in kernel.operands)
-
-
-def _use(listed: Listed) -> dict[str, float | int]:
-    return {"used": listed.used, "hits": listed.hits, "stored": listed.stored}
-
-
-def age(when: float) -> str:
-    seconds = max(0.0, time.time() - when)
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{seconds:.0f}s"
-
-
-def size_text(number: float) -> str:
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if number < 1024 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1024
-    raise AssertionError

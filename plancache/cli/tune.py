@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from plancache.cli.listing import size_text
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, selecting
-from plancache.errors import RunError
+from plancache.errors import BuilderError, RunError
 from plancache.settings import size
 from plancache.store.interface import Row
-from plancache.tuning import WAITING, Tuning
+from plancache.tuning import OK, WAITING, Tuning
 
 
 @click.command()
@@ -53,11 +54,12 @@ def tune(
         None if memory is None else size(memory, "--memory"),
     )
     results: list[tuple[Row, Tuning | str]] = []
+    failed = 0
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with place.open("read-write") as cache:
         # One row of each key: what is tuned is the graph, whatever routes it has plans of.
-        every = {listed.row.key: listed.row for listed in ondevice.here(selection.of(cache.rows()))}
+        every = {listed.row.key: listed.row for listed in ondevice.here(selection.of_cache(cache))}
         with (
             Worker(cache, timeout) as worker,
             Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
@@ -70,11 +72,14 @@ def tune(
             for row in every.values():
                 try:
                     results.append((row, ondevice.tune_row(cache, worker, row, limits, again, said)))
+                except BuilderError as error:  # nothing to tune: no fault of anybody's
+                    results.append((row, str(error)))
                 except RunError as error:
+                    failed += 1
                     results.append((row, str(error)))
                 bar.advance(graphs)
     _report(results, as_json)
-    if any(isinstance(result, str) for _, result in results):
+    if failed:
         raise SystemExit(1)
 
 
@@ -85,42 +90,37 @@ def _report(results: list[tuple[Row, Tuning | str]], as_json: bool) -> None:
             click.echo(json.dumps({**known, **({"fault": result} if isinstance(result, str) else table_json(result))}))
         return
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("key", "builder", "first choice", "tuned"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for name in ("µs", "µs", "ratio", "run"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.columns[4].header = "first µs"
-    for row, result in results:
-        builder = row.builder.rpartition(".")[2] or "-"
-        if isinstance(result, str):
-            continue
-        first, chosen = _named(result, result.first), _named(result, result.chosen)
+    table.add_column("key", no_wrap=True, min_width=12)
+    for name, width in (("builder", 12), ("tuned plan", 16)):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=width)
+    for name in ("first µs", "tuned µs", "ratio", "run"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    console = Console(highlight=False)
+    tuned = [(row, result) for row, result in results if isinstance(result, Tuning)]
+    for row, result in tuned:
         run = sum(one.status != WAITING for one in result.candidates)
-        ratio = f"{result.gain:.2f}" if result.gain else "-"
         table.add_row(
-            row.key[:12],
-            builder,
-            *first[:1],
-            *chosen[:1],
-            first[1],
-            chosen[1],
-            ratio,
-            f"{run}/{len(result.candidates)}",
+            row.key[:12], row.builder.rpartition(".")[2] or "-", *_told(result), f"{run}/{len(result.candidates)}"
         )
-    console = Console()
-    console.print(table)
+    if tuned:
+        console.print(table)
     for row, result in results:
         if isinstance(result, str):
-            console.print(f"{row.key[:12]} {result}", highlight=False, soft_wrap=True, markup=False)
-    done = sum(not isinstance(result, str) for _, result in results)
-    console.print(f"{done} of {len(results)} graphs tuned", highlight=False)
+            console.print(f"{row.key[:12]} {result}", soft_wrap=True, markup=False)
+    console.print(f"{len(tuned)} of {len(results)} graphs tuned")
 
 
-def _named(tuning: Tuning, place: int | None) -> tuple[str, str]:
-    if place is None:
-        return "-", "-"
-    one = tuning.candidates[place]
-    return one.name, "-" if one.median is None else f"{one.median:.1f}"
+def _told(tuning: Tuning) -> tuple[str, str, str, str]:
+    """The tuned plan's name, what the first choice and it take, and the ratio of both."""
+    if tuning.first is None or tuning.chosen is None:
+        return "-", "-", "-", "-"
+    first, chosen = tuning.candidates[tuning.first], tuning.candidates[tuning.chosen]
+    ratio = "-" if tuning.gain is None else f"{tuning.gain:.2f}"
+    return chosen.name, _micros(first.median), _micros(chosen.median), ratio
+
+
+def _micros(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def table_json(tuning: Tuning) -> dict[str, Any]:
@@ -129,19 +129,21 @@ def table_json(tuning: Tuning) -> dict[str, Any]:
 
 
 def print_table(console: Console, tuning: Tuning) -> None:
-    """Every candidate, the fastest first."""
+    """Every candidate, the fastest first; below, what is to be said of those that are not right."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("candidate", no_wrap=True, overflow="ellipsis")
     for name in ("µs", "best µs", "workspace"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("status", overflow="fold")
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    table.add_column("status", no_wrap=True)
     ranked = sorted(enumerate(tuning.candidates), key=lambda one: (one[1].median is None, one[1].median or 0.0, one[0]))
     for place, one in ranked:
-        marks = ["tuned"] * (place == tuning.chosen) + ["heuristics' choice"] * (place == tuning.first)
-        status = ", ".join([one.status, *marks]) + (f": {one.detail}" if one.detail and one.median is None else "")
-        times = ("-" if value is None else f"{value:.1f}" for value in (one.median, one.best))
-        table.add_row(one.name, *times, "-" if one.workspace is None else str(one.workspace), status)
+        marks = ["first choice"] * (place == tuning.first) + ["tuned"] * (place == tuning.chosen)
+        workspace = "-" if one.workspace is None else size_text(one.workspace)
+        table.add_row(one.name, _micros(one.median), _micros(one.best), workspace, ", ".join([one.status, *marks]))
     console.print(table, markup=False)
+    for _, one in ranked:
+        if one.detail and one.status != OK:
+            console.print(f"{one.name} {one.status}: {one.detail}", soft_wrap=True, markup=False)
     left = sum(one.status == WAITING for one in tuning.candidates)
     rest = f", {left} not run yet" if left else ""
     console.print(f"{len(tuning.candidates)} candidates, {tuning.seconds:.1f} s{rest}", highlight=False)

@@ -93,10 +93,22 @@ class Device:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, Any]) -> Device:
-        """A device from a full set of properties that was checked before."""
+        """A device from a full set of properties that was checked before; `device` takes those that were not.
+
+        Args:
+            properties: cuDNN's names and values, as in the JSON.
+        """
         text = json.dumps(dict(properties), separators=(",", ":"))
         document = {name: properties[name] for name in FINGERPRINT}
         return cls(document, int(properties["driverVer"]), lambda: text)
+
+    def with_driver(self, driver: int) -> Device:
+        """The same device under another CUDA driver.
+
+        Args:
+            driver: its version, as 13000 for 13.0.
+        """
+        return Device.from_properties({**json.loads(self.to_json()), "driverVer": driver})
 
     @property
     def name(self) -> str:
@@ -195,6 +207,23 @@ def of_native(descriptor: Any) -> Device:
         return made
     text = descriptor.serialize()
     return _known(text if isinstance(text, str) else bytes(text).decode())
+
+
+def lowest_driver() -> int:
+    """The lowest driver that the CUDA major of the installed cuDNN runs on, as 12000: newer ones take its plans."""
+    return 1000 * libraries.cuda_major()
+
+
+def make_current(ordinal: int) -> None:
+    """Make this the calling thread's current device.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    _cuda_driver()
+    import cuda.bindings.runtime as runtime
+
+    _asked((*runtime.cudaSetDevice(ordinal), None), f"cudaSetDevice({ordinal})")
 
 
 def live(ordinal: int | None) -> Device:

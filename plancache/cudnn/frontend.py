@@ -21,6 +21,7 @@ from plancache.cudnn.plan_list import Filters as Filters
 from plancache.cudnn.plan_list import Plan as Plan
 from plancache.cudnn.plan_list import PlanList as PlanList
 from plancache.cudnn.plan_list import SharedUidError as SharedUidError
+from plancache.cudnn.plan_list import with_handle
 from plancache.cudnn.python_plans import entry
 
 # ---------------------------------------------------------------- reading a declared graph
@@ -295,7 +296,7 @@ class LoadedPlan:
             setattr(self, name, getattr(container, name))
         if handle is not None:
             for name, place in _HANDLE_AT.items():
-                setattr(self, name, _with_handle(getattr(container, name), place, handle))
+                setattr(self, name, with_handle(getattr(container, name), place, handle))
 
     # What the frontend asks by index. -1 is the served plan; any other one is not here.
 
@@ -387,13 +388,6 @@ class LoadedPlan:
         if len(graph._plans) == len(self._plans.plans):
             graph._plan_index = index
         return graph._lowered_graph
-
-
-def _with_handle(function: Callable[..., Any], place: int, handle: int) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        return function(*args[:place], args[place] or handle, *args[place + 1 :])
-
-    return call
 
 
 def serve(

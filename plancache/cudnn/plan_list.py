@@ -1,7 +1,8 @@
-"""Plan lists, and what a caller excluded from them, as plain values."""
+"""What `frontend` gives and takes that is no part of the frontend: plan lists, filters, an error."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,3 +41,12 @@ class PlanList:
 
 class SharedUidError(ValueError):
     """Two tensors of one graph have the same uid: which one a node means cannot be told."""
+
+
+def with_handle(function: Callable[..., Any], place: int, handle: int) -> Callable[..., Any]:
+    """A function that gets this handle where it would get none."""
+
+    def call(*args: Any) -> Any:
+        return function(*args[:place], args[place] or handle, *args[place + 1 :])
+
+    return call

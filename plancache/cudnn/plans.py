@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from plancache.cudnn import device as devices
-from plancache.cudnn import environment, frontend, graph, kernel_cache, libraries, rebuild
+from plancache.cudnn import environment, frontend, graph, libraries
 from plancache.cudnn.device import Device
 from plancache.cudnn.kernel_cache import Tracked
 from plancache.cudnn.unhooked import unhooked
@@ -181,6 +181,20 @@ def run_planning(declared: Any, choice: Choice) -> None:
         declared.check_support()
 
 
+def run_limited(declared: Any, choice: Choice, limit: int) -> None:
+    """Build with a workspace limit that is set after `validate()`: an earlier one does not reach the backend."""
+    with unhooked():
+        declared.validate()
+        declared.build_operation_graph()
+        declared.deselect_workspace_greater_than(limit)
+        if choice.plan is None:
+            declared.create_execution_plans(choice.heuristics)
+        else:
+            declared.create_execution_plan(choice.plan[0], dict(choice.plan[1]))
+        declared.check_support()
+    run_compilation(declared, choice)
+
+
 def run_compilation(declared: Any, choice: Choice) -> None:
     """The stage of a build that compiles."""
     with unhooked():
@@ -245,35 +259,6 @@ def taken(built: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
 def _attributes(tensor: Any) -> tuple[list[int], list[int], str | None]:
     data_type = tensor.get_data_type()
     return list(tensor.dim), list(tensor.stride), None if data_type is None else data_type.name
-
-
-def build_replay(wanted: Request) -> BuiltPlan:
-    """A plan for the route `replay`: built with a kernel cache, whose document and the plan's recipe are kept.
-
-    The request's graph is left alone; a twin, made from its document, is built.
-
-    Raises:
-        UnkeptPlanError: the plan cannot be kept.
-        And whatever the frontend raises: cudnnGraphNotSupportedError for a graph that has no dynamic-shape engine.
-    """
-    native = wanted.route is Route.NATIVE
-    twin = rebuild.graph(
-        wanted.key.documents["graph"],
-        device=None if native else wanted.device,
-        handle=frontend.handle_of(wanted.graph) if native else None,
-    )
-    frontend.copy_filters(wanted.graph, twin)
-    tracked = Tracked(None, 0)
-    frontend.attach_kernel_cache(twin, tracked.native)
-    before = declared_tensors(twin)
-    started = time.perf_counter()
-    run_build(twin, wanted.choice)
-    seconds = time.perf_counter() - started
-    document = tracked.document()
-    parts = None if document is None else kernel_cache.split(document)
-    if document is None or parts is None or not parts.kernels:
-        raise UnkeptPlanError("unreadable", "the kernel cache is empty after the build, or of an unknown schema")
-    return replace(taken(twin, before, seconds), blob=document.encode())
 
 
 def replay(wanted: Request, plan: Mapping[str, Any], document: bytes) -> None:

@@ -16,30 +16,41 @@ class DocumentError(PlanCacheError):
     """A graph document that this frontend cannot make a graph of: it names what is not there, or is malformed."""
 
 
-def graph(document: Document, *, device: Device | None = None, handle: Any = None) -> Any:
+def graph(
+    document: Document,
+    *,
+    device: Device | None = None,
+    handle: Any = None,
+    labels: Mapping[int, str] | None = None,
+) -> Any:
     """A declared graph whose own document equals `document`, byte for byte.
 
     Args:
         document: what `plancache.cudnn.graph.document` gave, or `PlanKey.documents["graph"]`.
         device: build for this device, with no GPU needed.
         handle: build with this handle; without either, for the current device.
+        labels: names of tensors by uid, which a document lacks; the others get names of their own.
 
     Raises:
         DocumentError: the document is malformed, or names something that this frontend does not have.
 
-    Names are not in a document: tensors and nodes get the frontend's own.
     """
     try:
-        return _graph(document, device, handle)
+        return _graph(document, device, handle, labels or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DocumentError(
-            "the graph document cannot be turned into a graph",
-            found=f"{type(error).__name__}: {error}",
-            expected="a document that this frontend, or an older one, could have written",
-        ) from error
+        raise unreadable("graph", error) from error
 
 
-def _graph(document: Document, device: Device | None, handle: Any) -> Any:
+def unreadable(kind: str, error: Exception) -> DocumentError:
+    """The error for a document of this kind."""
+    return DocumentError(
+        f"the {kind} document cannot be turned into a graph",
+        found=f"{type(error).__name__}: {error}",
+        expected="a document that this frontend, or an older one, could have written",
+    )
+
+
+def _graph(document: Document, device: Device | None, handle: Any, labels: Mapping[int, str]) -> Any:
     module = libraries.cudnn()
     arguments = {name: _decoded(value) for name, value in document["arguments"].items()}
     if arguments.pop("kernel_cache", False):
@@ -51,7 +62,7 @@ def _graph(document: Document, device: Device | None, handle: Any) -> Any:
     for fields in document["tensors"]:
         plain = {name: _decoded(value) for name, value in fields.items() if name != "ragged_offset"}
         uid = plain["uid"]
-        tensors[uid] = module.Tensor(name=f"tensor_{uid}", uid_assigned=True, **plain)
+        tensors[uid] = module.Tensor(name=labels.get(uid) or f"tensor_{uid}", uid_assigned=True, **plain)
     for fields in document["tensors"]:
         if fields["ragged_offset"] is not None:
             tensors[fields["uid"]].ragged_offset = tensors[fields["ragged_offset"]]

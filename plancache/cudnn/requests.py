@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plancache.cudnn import frontend, libraries, plans, rebuild
+from plancache.cudnn import frontend, plans, rebuild, warm
 from plancache.cudnn.device import Device
-from plancache.cudnn.plans import Choice, Request
+from plancache.cudnn.plans import Request
 from plancache.cudnn.rebuild import DocumentError
 from plancache.keys import Document
 
@@ -27,15 +27,13 @@ def request(
         DocumentError: this frontend cannot make the graph, or not choose its plan so.
     """
     declared = rebuild.graph(documents["graph"], device=device, handle=handle)
-    try:
-        choice = _choice(documents["build"])
-        _filter(declared, documents["build"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    choice, run = warm.choice(declared, documents["build"])
+    if run is not None:
         raise DocumentError(
-            "how the plan was chosen cannot be repeated with this frontend",
-            found=f"{type(error).__name__}: {error}",
-            expected="a document that this frontend, or an older one, could have written",
-        ) from error
+            "how the plan was chosen cannot be repeated on a declared graph",
+            found="a workspace limit that was set after validate()",
+            expected="one that was set before",
+        )
     return plans.declare(declared).request(declared, choice, builder)
 
 
@@ -44,26 +42,3 @@ def twin(wanted: Request, *, handle: Any = None, device: Device | None = None) -
     made = rebuild.graph(wanted.key.documents["graph"], device=device, handle=handle)
     frontend.copy_filters(wanted.graph, made)
     return made
-
-
-def _choice(build: Document) -> Choice:
-    module = libraries.cudnn()
-    policy = None if build["policy"] == "HEURISTICS_CHOICE" else getattr(module.build_plan_policy, build["policy"])
-    if build["engine"] is not None:
-        knobs = {module.knob_type.__members__[name]: value for name, value in build["knobs"]}
-        return Choice(policy=policy, plan=(build["engine"], knobs))
-    return Choice([module.heur_mode.__members__[name] for name in build["heuristics"]], policy)
-
-
-def _filter(declared: Any, build: Document) -> None:
-    if build["late_workspace_limit"]:
-        raise ValueError("a workspace limit that was set after validate()")
-    if build["deselected_engines"]:
-        declared.deselect_engines(list(build["deselected_engines"]))
-    if build["workspace_limit"] is not None:
-        declared.deselect_workspace_greater_than(build["workspace_limit"])
-    module = libraries.cudnn()
-    for kind, name, keep in build["notes"]:
-        kinds = {"behavior": module.behavior_note, "numerical": module.numerical_note}
-        verb, noun = "select" if keep else "deselect", "numeric" if kind == "numerical" else kind
-        getattr(declared, f"{verb}_{noun}_notes")([kinds[kind].__members__[name]])

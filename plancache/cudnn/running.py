@@ -325,15 +325,3 @@ class _Workspace:
         if self._address:
             with suppress(RunError):  # what went wrong before says more
                 self._runner.free(self._address)
-
-
-def kernel_time(graph: Any, memory: int | None = None) -> Timing:
-    """Microseconds that a ready graph takes on the current device, on random inputs.
-
-    Raises:
-        DeviceError: there is no CUDA device here.
-        RunError: the graph cannot be run here.
-    """
-    with Runner(memory=memory) as runner:
-        made = runner.operands(graph)
-        return runner.time(graph, made, runner.outputs(made))

@@ -48,8 +48,13 @@ def current() -> Device | None:
 def pygraph(*args: Any, **kwargs: Any) -> Any:
     """`cudnn.pygraph`, with the same arguments, aware of `target()`. A function: for isinstance use `cudnn.pygraph`.
 
+    Args:
+        args: as `cudnn.pygraph` takes them.
+        kwargs: as `cudnn.pygraph` takes them.
+
     Inside a target, device properties and `sm_version` are filled in where they are not given, and a handle is
-    dropped, so that one builder serves a host with a GPU and one without. Returns a `cudnn.pygraph`.
+    dropped, so that one builder serves a host with a GPU and one without. (Without `sm_version` the frontend asks the
+    CUDA runtime for a device, and fails where there is none.) Returns a `cudnn.pygraph`.
     """
     args, kwargs = filled_in(args, kwargs)
     return libraries.cudnn().pygraph(*args, **kwargs)

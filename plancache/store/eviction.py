@@ -28,7 +28,7 @@ _KEPT = 0.9
 # An environment that nobody has used for so long, while another one was, is dead: its plans go first.
 DEAD_AFTER = 7 * 86400.0
 # A use that lies further ahead than this was stamped before the clock jumped back (or is of no clock at all).
-_AHEAD = 60.0
+AHEAD = 60.0
 # Seconds that a checkpoint waits for others.
 _PATIENCE = 0.1
 # Names of a database that was set aside, and of files that are linked to their places once they are made.
@@ -139,7 +139,7 @@ def _least_useful_first(connection: sqlite3.Connection, key: str, environment: s
     for name in _environments(connection):
         (used,) = connection.execute("SELECT max(used) FROM plans WHERE environment = ?", (name,)).fetchone()
         (dead if name != environment and used < now - DEAD_AFTER else live).append(name)
-    for names, after, until in ((dead, 0.0, now), (live, now + _AHEAD, float("inf")), (live, 0.0, now + _AHEAD)):
+    for names, after, until in ((dead, 0.0, now), (live, now + AHEAD, float("inf")), (live, 0.0, now + AHEAD)):
         # By the index, and only as far as it is asked for: the whole table is not sorted.
         yield from heapq.merge(
             *(

@@ -12,11 +12,11 @@ from pathlib import Path
 from plancache.errors import RecordError, StoreError
 from plancache.store import records
 from plancache.store.directory import Access
-from plancache.store.eviction import DEAD_AFTER, Bounds
+from plancache.store.eviction import AHEAD, DEAD_AFTER, Bounds
 from plancache.store.interface import Listed, Row, Store
+from plancache.store.tallies import SCRATCH, Counting, Tally, TallyFiles
 
 DIRECTORY = "records"
-_SCRATCH = "scratch"
 _STALE = 3600.0  # seconds after which a scratch file is a killed process's
 _KEPT = 0.9
 _BLOCK = 4096
@@ -40,7 +40,9 @@ class FileStore(Store):
         self.read_only = access.read_only
         self.bounds = bounds or Bounds()
         self._key = key
-        self._used: dict[Path, float] = {}
+        self.counting = Counting()
+        self._tally_files = TallyFiles(path, access, self.bounds.max_bytes)
+        self._used: dict[tuple[str, str], list[float]] = {}
         self._size: int | None = None
         self._added = 0
         self._newest: Path | None = None
@@ -51,7 +53,8 @@ class FileStore(Store):
     def get(self, key: str, route: str, use: bool = True) -> bytes | None:
         record = self._read(key, route)
         if use and record is not None and not self.read_only:
-            self._used[self._file(key, route)] = time.time()
+            stamp = self._used.setdefault((key, route), [0.0, 0])
+            stamp[0], stamp[1] = time.time(), stamp[1] + 1
         return record
 
     def put(self, row: Row, record: bytes, replaces: bytes | None = None) -> bool:
@@ -80,9 +83,9 @@ class FileStore(Store):
         return True
 
     def _publish(self, file: Path, record: bytes) -> None:
-        for directory in (self.path / DIRECTORY, file.parent, self.path / _SCRATCH):
+        for directory in (self.path / DIRECTORY, file.parent, self.path / SCRATCH):
             self.access.make(directory)
-        scratch = self.path / _SCRATCH / f"{os.getpid()}-{secrets.token_hex(8)}"
+        scratch = self.path / SCRATCH / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.access.file_mode)
             with os.fdopen(descriptor, "wb") as out:
@@ -118,14 +121,16 @@ class FileStore(Store):
         unknown = set(equal) - set(Row.__dataclass_fields__)
         if unknown:
             raise TypeError(f"rows have no column {', '.join(sorted(unknown))}")
-        found = []
+        found, (_, hits) = [], self._tally_files.read()
         for file, status in self._files(equal.get("key", "")):
             try:
                 row, _ = records.decode(file.read_bytes(), self._key)
             except (RecordError, OSError):
                 continue
             if all(getattr(row, name) == value for name, value in equal.items()):
-                found.append(Listed(row, max(status.st_mtime, self._used.get(file, 0.0)), 0, status.st_size))
+                use = row.key, row.route
+                used = max(status.st_mtime, self._used.get(use, (0.0, 0))[0])
+                found.append(Listed(row, used, hits.get(use, 0), status.st_size))
         yield from sorted(found, key=lambda listed: (-listed.row.created, listed.row.key, listed.row.route))
 
     def maintain(self, thorough: bool = True) -> None:
@@ -139,11 +144,23 @@ class FileStore(Store):
             if self._size > self._limit:
                 self._evict()
 
+    def tallies(self) -> list[Tally]:
+        return self._tally_files.read()[0]
+
+    def forget(self) -> None:
+        self._used.clear()
+        self.counting.clear()
+
     def flush(self) -> None:
         used, self._used = self._used, {}
-        for file, when in list(used.items()):  # another thread may still be adding to it
+        hits = {}
+        for use, (when, count) in list(used.items()):  # another thread may still be adding to it
             with suppress(OSError):
-                os.utime(file, (when, when))
+                os.utime(self._file(*use), (when, when))
+                hits[use] = int(count)
+        if (hits or self.counting) and not self.read_only:
+            with suppress(OSError):
+                self._tally_files.write(self.counting.take(), hits)
 
     def close(self) -> None:
         self.flush()
@@ -161,8 +178,13 @@ class FileStore(Store):
     def _evict(self) -> None:
         self.flush()
         found = sorted(self._files(), key=lambda one: one[1].st_mtime)
-        dead = self._dead(found)
-        oldest_first = sorted(found, key=lambda one: one[0] not in dead)  # stable: within each the oldest comes first
+        dead, ahead = self._dead(found), time.time() + AHEAD
+
+        def last(one: tuple[Path, os.stat_result]) -> tuple[bool, bool]:
+            # What was stamped before the clock jumped back would stay for ever, and what is new would go.
+            return one[0] not in dead, one[1].st_mtime <= ahead
+
+        oldest_first = sorted(found, key=last)  # stable: within each the oldest comes first
         size = self._count()
         for file, status in oldest_first:
             if size <= _KEPT * self._limit:
@@ -205,7 +227,7 @@ class FileStore(Store):
 
     def _remove_stale(self) -> None:
         with suppress(FileNotFoundError):
-            for file in (self.path / _SCRATCH).iterdir():
+            for file in (self.path / SCRATCH).iterdir():
                 with suppress(FileNotFoundError):
                     if file.stat().st_mtime < time.time() - _STALE:
                         file.unlink()

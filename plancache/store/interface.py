@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from plancache.store.tallies import Counting, Tally
+
 
 @dataclass(frozen=True)
 class Row:
@@ -26,6 +28,7 @@ class Row:
     seconds: float
     size: int
     builder: str = ""
+    operation: str = ""
 
     def gives_way_to(self, other: Row) -> bool:
         """Whether `other` may take this row's place: newer drivers and frontends take what older ones made."""
@@ -48,6 +51,8 @@ class Store(ABC):
 
     #: Whether nothing may be written; `put` and `discard` then raise.
     read_only: bool
+    #: What was counted and is not written yet. Whoever counts adds to it; `put` and `flush` write it.
+    counting: Counting
 
     @abstractmethod
     def get(self, key: str, route: str, use: bool = True) -> bytes | None:
@@ -94,8 +99,16 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def tallies(self) -> list[Tally]:
+        """What was counted and written so far, by all processes."""
+
+    @abstractmethod
     def flush(self) -> None:
-        """Write what is remembered of use. Best effort: it raises nothing."""
+        """Write what is remembered of use, and what was counted. Best effort: it raises nothing."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop what is remembered of use and counted: in a fork's child it is its parent's."""
 
     @abstractmethod
     def close(self) -> None:

@@ -15,6 +15,7 @@ from plancache.store.files import DIRECTORY, FileStore
 from plancache.store.interface import Store
 from plancache.store.locks import SingleFlight
 from plancache.store.plans import SqliteStore
+from plancache.store.tallies import Counting
 
 KINDS = ("sqlite", "files")
 
@@ -80,6 +81,8 @@ class Layers:
         self._under = tuple(under)
         self._opened: dict[int, Store] = {}
         self._access: Access | None = None
+        #: What lookups came to; the writable store writes it, once it is opened.
+        self.counting = Counting()
 
     def __len__(self) -> int:
         return 1 + len(self._under)
@@ -96,6 +99,7 @@ class Layers:
             opened, access = open_store(path, self.options, self._read_only or number > 0)
             if number == 0:
                 self._access = access
+                opened.counting = self.counting
             self._opened[number] = opened
         return opened
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from plancache.errors import StoreError
-from plancache.store import eviction
+from plancache.store import eviction, tallies
 from plancache.store.connections import BUSY, Connection
 from plancache.store.database import FILE, Database
 from plancache.store.directory import Access
 from plancache.store.eviction import Bounds, Pages
 from plancache.store.interface import Listed, Row, Store
+from plancache.store.tallies import Counting, Tally
 
 _NAMES = tuple(field.name for field in fields(Row))
 _COLUMNS = ", ".join(_NAMES)
@@ -57,6 +58,7 @@ class SqliteStore(Store):
         self.database = Database(file, access, bundle)
         self.read_only = access.read_only or bundle
         self.bounds = bounds or Bounds()
+        self.counting = Counting()
         self._used: dict[tuple[str, str], list[float]] = {}
         self._database_file, self._journal_file = str(file), f"{file}-wal"
         self._maintained = 0
@@ -215,17 +217,29 @@ class SqliteStore(Store):
                 before, pages = pages, Pages.of(connection)
                 if pages.total >= before.total:
                     break
+            if tallies.too_many(connection):
+                with _transaction(connection):
+                    tallies.shorten(connection)
             eviction.tidy_directory(self.database.file.parent, pages.size * pages.total, self.bounds)
 
+    def tallies(self) -> list[Tally]:
+        with self.database.use() as connection:
+            connection.wait(BUSY)
+            return tallies.read(connection)
+
+    def forget(self) -> None:
+        self._used.clear()
+        self.counting.clear()
+
     def flush(self) -> None:
-        if self._used and not self.read_only:
+        if (self._used or self.counting) and not self.read_only:
             with suppress(StoreError), self.database.use() as connection:
-                while self._used:
+                while self._used or self.counting:
                     with self._journaled(connection) as fits:
                         if fits:
                             self._write_stamps(connection)
                         else:
-                            self._used.clear()
+                            self.forget()
                 # Where nobody stores anything, nobody else would ever look after the journal.
                 self._tidy_journal(connection)
 
@@ -234,7 +248,7 @@ class SqliteStore(Store):
         self.database.close()
 
     def _write_stamps(self, connection: sqlite3.Connection) -> None:
-        """Some of the stamps: each may write a page, and all of them more than the journal may take at once.
+        """What was counted, and some of the stamps: each may write a page, and all of them more than the journal takes.
 
         A stamp on every get would take two readers from 1.9 times one reader's speed to 0.8 (measured).
         """
@@ -246,6 +260,7 @@ class SqliteStore(Store):
                 stamps.append((now, used, used, hits, _number(*row)))
         if stamps:
             connection.executemany(_STAMP, stamps)
+        tallies.write(connection, self.counting)
 
     @contextmanager
     def _journaled(self, connection: Connection) -> Iterator[bool]:

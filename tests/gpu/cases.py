@@ -1,13 +1,14 @@
 """What the GPU tests run in processes of their own."""
 
 import hashlib
+import sys
 import time
 
 import cudnn
 import torch
 
 import plancache
-from tests import graphs
+from tests import graphs, layers
 
 
 def buffers(tensors):
@@ -184,6 +185,8 @@ def tuned(name, directory, seconds=60):
         for one in table.candidates:
             counts[one.status] = counts.get(one.status, 0) + 1
         first, chosen = (table.candidates[place] for place in (table.first, table.chosen))
+        for one in table.candidates:  # on stderr: what is printed is counted
+            print(name, one.name, one.status, one.median, one.workspace, one.detail, file=sys.stderr)
         print("complete" if table.complete else "partial", sorted(counts.items()))
         print(first.name, first.median, chosen.name, chosen.median, f"{table.gain:.2f}", f"{table.seconds:.1f} s")
         assert chosen.median == min(one.median for one in table.candidates if one.status == "ok")
@@ -223,19 +226,66 @@ def exchanged(directory):
         print(*keys)
 
 
-def misfiled(name, directory):
-    """File the deviceless record of a plan as a native one, with its checksum right: it must not be loaded so."""
+def relabelled(directory):
+    """Store a deviceless plan as a native one, in a record that is whole: nothing on disk is wrong."""
     from dataclasses import replace
 
     from plancache.store import records
 
-    fill_ahead(name, directory)
-    handle = cudnn.create_handle()
+    fill_ahead("conv", directory)
     with plancache.open(directory) as cache:
         (listed,) = cache.rows()
         record = cache.store.get(listed.row.key, "deviceless", use=False)
-        row, _ = records.decode(record)
-        assert cache.store.put(replace(row, route="native"), record)
-        graph, _ = getattr(graphs, name)(handle)
-        outcome = cache.build(graph)
-        print(outcome.source, outcome.route, outcome.reason.name)
+        row, fields = records.decode(record)
+        native = replace(row, route="native")
+        assert cache.store.put(native, records.encode(native, fields))
+        assert cache.store.discard(row.key, "deviceless")
+        print(row.name, cudnn.backend_version())
+
+
+def fill_layers(directory):
+    """Build every layer natively, and fill it ahead of time for this device."""
+    from tests.gpu.layers import LAYERS
+
+    handle = cudnn.create_handle()
+    with plancache.open(directory) as cache:
+        for layer in LAYERS.values():
+            print(cache.build(layer.declare(handle)[0], builder=f"layers.{layer.name}").source)
+        with plancache.target(plancache.device(plancache.device(0).to_json())):
+            for layer in LAYERS.values():
+                cache.fill(layer.declare()[0], builder=f"layers.{layer.name}")
+
+
+def upgrade(directory):
+    """Build natively what this device has by other routes only; a line for each plan."""
+    with plancache.open(directory, mode="read-write") as cache:
+        report = cache.upgrade(jobs=1)
+    for line in report.lines:
+        print(line.gain, file=sys.stderr)
+        measured = isinstance(line.gain, dict) and line.gain.get("native", 0) > 0
+        print(line.route, line.outcome, "measured" if measured else line.error)
+
+
+def warm_here(directory):
+    """Fill for the GPU that is here."""
+    builders = [plancache.cached(cases=[()])(getattr(graphs, name)) for name in ("matmul", "conv", "sdpa")]
+    with plancache.open(directory) as cache:
+        report = plancache.warm(builders, cache=cache, jobs=2)
+    for line in report.lines:
+        print(line.route, line.outcome, *([line.error] if line.error else []))
+
+
+def warm_lengths(directory):
+    """Fill three lengths of a graph with dynamic shapes."""
+    with plancache.open(directory) as cache:
+        report = plancache.warm([layers.lengths], cache=cache, jobs=1)
+    for line in report.lines:
+        print(line.route, line.outcome, *([line.error] if line.error else []))
+
+
+def rewarm(directory):
+    """Build again, from the documents alone, into the same cache."""
+    with plancache.open(directory) as cache:
+        report = plancache.rewarm(directory, cache=cache, jobs=1)
+    for line in report.lines:
+        print(line.route, line.outcome, *([line.error] if line.error else []))

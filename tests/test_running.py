@@ -1,0 +1,203 @@
+"""What plans are run on and judged by: inputs that make sense, outputs that are compared, a child that may be lost."""
+
+import math
+import random
+import struct
+import sys
+from array import array
+
+import cudnn
+import pytest
+
+import plancache
+from plancache import worker
+from plancache.cudnn import inputs, numbers, plans
+from plancache.cudnn.plans import Choice
+from plancache.errors import RunError
+from plancache.worker import LostError, Worker
+from tests import graphs
+
+FLOATS = ("DOUBLE", "FLOAT", "HALF", "BFLOAT16", "FP8_E4M3", "FP8_E5M2")
+INTEGERS = ("INT64", "INT32", "INT8", "UINT8", "BOOLEAN")
+
+
+def values(data, data_type):
+    return numbers._decoded(memoryview(data), data_type, 1)
+
+
+@pytest.mark.parametrize("data_type", FLOATS)
+def test_random_numbers_of_a_type_lie_where_they_should_and_are_the_same_for_a_seed(data_type):
+    block = numbers.block(data_type, 1, -1.0, 1.0)
+    assert len(block) == numbers.span(data_type, numbers.BLOCK)
+    found = values(block, data_type)
+    assert -1.0 <= min(found) < -0.9
+    assert 0.9 < max(found) <= 1.0
+    assert min(values(numbers.block(data_type, 1, 0.25, 1.0), data_type)) >= 0.25
+    assert block == numbers.block(data_type, 1, -1.0, 1.0) != numbers.block(data_type, 2, -1.0, 1.0)
+
+
+@pytest.mark.parametrize("data_type", INTEGERS)
+def test_random_whole_numbers_are_small(data_type):
+    found = set(values(numbers.block(data_type, 1, -1.0, 1.0), data_type))
+    assert found <= set(range(-3, 4))
+    assert len(found) > 1
+
+
+def test_every_code_of_the_eight_bit_floats_has_its_value():
+    e4m3, e5m2 = numbers._table("FP8_E4M3"), numbers._table("FP8_E5M2")
+    assert (e4m3[0x7E], e4m3[0x38], e4m3[0x01], e4m3[0xB8]) == (448.0, 1.0, 2.0**-9, -1.0)
+    assert math.isnan(e4m3[0x7F])
+    assert (e5m2[0x7B], e5m2[0x3C], e5m2[0x01], e5m2[0x7C]) == (57344.0, 1.0, 2.0**-16, math.inf)
+    assert [numbers._table("FP4_E2M1")[code] for code in range(8)] == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def test_two_results_that_differ_by_rounding_are_the_same_and_others_are_not():
+    rng = random.Random(1)
+    exact = [rng.gauss(0, 3) for _ in range(5000)]
+    half = struct.pack("<5000e", *exact)
+    rounded = struct.pack("<5000e", *(value * (1 + rng.choice((-1, 1)) * 2**-11) for value in exact))
+    found = numbers.difference([(half, rounded)], len(half), "HALF")
+    assert (found.exact, found.right) == (False, True)
+    tanh = struct.pack("<5000e", *map(math.tanh, exact))
+    relu = struct.pack("<5000e", *(max(0.0, value) for value in exact))
+    assert not numbers.difference([(relu, tanh)], len(half), "HALF").right
+    assert numbers.difference([(half, half)], len(half), "HALF").exact
+
+
+def test_a_wrong_part_of_a_large_output_is_found_in_whatever_chunk_it_lies():
+    good = array("f", [1.0]) * (1 << 20)
+    bad = array("f", good)
+    bad[700_000:720_000] = array("f", [0.0]) * 20_000
+    one, two = good.tobytes(), bad.tobytes()
+    chunks = [(one[at : at + 65536], two[at : at + 65536]) for at in range(0, len(one), 65536)]
+    assert not numbers.difference(chunks, len(one), "FLOAT").right
+
+
+@pytest.mark.parametrize(("expected", "found"), [(1.0, math.nan), (1.0, math.inf), (math.inf, 1.0), (math.nan, 1.0)])
+def test_what_is_no_number_on_one_side_only_is_wrong(expected, found):
+    one, two = array("f", [2.0, expected]).tobytes(), array("f", [2.0, found]).tobytes()
+    assert not numbers.difference([(one, two)], len(one), "FLOAT").right
+
+
+def test_whole_numbers_are_the_same_or_wrong_but_for_what_is_rounded_to_eight_bits():
+    def right(data_type, one, two):
+        chunks = [(numbers.whole(data_type, [one, 5]), numbers.whole(data_type, [two, 5]))]
+        return numbers.difference(chunks, 2, data_type).right
+
+    assert right("INT8", 3, 4)
+    assert not right("INT8", 3, 5)
+    assert not right("INT32", 3, 4)
+    assert not right("BOOLEAN", 0, 1)
+
+
+def test_a_type_that_is_not_known_is_refused_by_name():
+    with pytest.raises(RunError, match="INT8x32"):
+        numbers.span("INT8x32", 1)
+
+
+def test_the_operands_of_a_built_graph_are_its_inputs_filled_and_its_outputs(built):
+    graph, (a, b, c) = built["matmul"]
+    found = {one.uid: one for one in inputs.operands(graph)}
+    assert set(found) == {a.uid, b.uid, c.uid}
+    assert [found[one.uid].output for one in (a, b, c)] == [False, False, True]
+    assert found[a.uid].size == 64 * 64 * 2
+    assert found[a.uid].content != found[b.uid].content
+    assert found[c.uid].content == b""
+
+
+def test_attention_gets_full_lengths_offsets_by_the_strides_and_a_fixed_seed(targeted):
+    graph = graphs.new()
+    dim, stride = [2, 8, 512, 128], [8 * 512 * 128, 128, 8 * 128, 1]
+
+    def whole(shape, data_type):
+        return graph.tensor(dim=shape, stride=[shape[0] and 1, 1, 1, 1], data_type=data_type)
+
+    q, k, v = (graph.tensor(dim=dim, stride=stride) for _ in range(3))
+    lengths = [whole([2, 1, 1, 1], cudnn.data_type.INT32) for _ in range(2)]
+    offsets = whole([3, 1, 1, 1], cudnn.data_type.INT32)
+    for one in (q, k, v):
+        one.set_ragged_offset(offsets)
+    o, _ = graph.sdpa(
+        q, k, v, attn_scale=0.1, use_padding_mask=True, seq_len_q=lengths[0], seq_len_kv=lengths[1], is_inference=True
+    )
+    o.set_output(True).set_dim(dim).set_stride(stride).set_ragged_offset(offsets)
+    plans.run_build(graph, Choice())
+    found = {one.uid: one for one in inputs.operands(graph)}
+    assert {values(found[one.uid].content, "INT32")[0] for one in lengths} == {512.0}
+    assert values(found[offsets.uid].content, "INT32") == [0.0, 512 * 1024.0, 2 * 512 * 1024.0]
+    assert found[o.uid].output
+    assert found[o.uid].size >= 2 * 8 * 512 * 128 * 2
+
+
+def test_numbers_that_are_given_by_value_and_scales_are_above_zero(targeted):
+    graph = graphs.new()
+    x = graph.tensor(dim=[64, 256, 1, 1], stride=[256, 1, 256, 256])
+    scale = graph.tensor(dim=[1, 256, 1, 1], stride=[256, 1, 256, 256])
+    epsilon = graph.tensor(
+        dim=[1, 1, 1, 1], stride=[1, 1, 1, 1], is_pass_by_value=True, data_type=cudnn.data_type.FLOAT
+    )
+    y, _ = graph.rmsnorm(norm_forward_phase=cudnn.norm_forward_phase.INFERENCE, input=x, scale=scale, epsilon=epsilon)
+    y.set_output(True)
+    plans.run_build(graph, Choice())
+    found = {one.uid: one for one in inputs.operands(graph)}
+    assert found[epsilon.uid].by_value
+    assert struct.unpack("<f", found[epsilon.uid].content) == (0.125,)
+    assert min(values(found[scale.uid].content, "HALF")) > 0
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+    """A worker whose child runs this Python source, for what only a sick device would bring about."""
+    workers = []
+
+    def make(source, timeout):
+        ready = "import json, os, sys, time; sys.stdin.readline(); print(json.dumps({'event': 'ready'}), flush=True)\n"
+        monkeypatch.setattr(worker, "COMMAND", [sys.executable, "-c", ready + source])
+        workers.append(Worker(plancache.open(tmp_path / "cache"), timeout))
+        return workers[-1]
+
+    yield make
+    for one in workers:
+        one.end()
+
+
+def test_a_child_that_hangs_is_ended_and_the_next_job_gets_a_new_one(child):
+    serve = "for line in sys.stdin:\n    job = json.loads(line)\n    time.sleep(60 * job['hang'])\n"
+    one = child(serve + "    print(json.dumps({'event': 'done', 'pid': os.getpid()}), flush=True)\n", 1.0)
+    (first,) = one.ask({"hang": 0})
+    with pytest.raises(LostError) as lost:
+        list(one.ask({"hang": 1}))
+    assert lost.value.hung
+    (second,) = one.ask({"hang": 0})
+    assert second["pid"] != first["pid"]
+    (third,) = one.ask({"hang": 0})
+    assert third["pid"] == second["pid"]
+
+
+def test_a_child_that_dies_is_told_from_one_that_hangs(child):
+    one = child("sys.stdin.readline(); os._exit(7)\n", 30.0)
+    with pytest.raises(LostError, match="exit code 7") as lost:
+        list(one.ask({}))
+    assert not lost.value.hung
+
+
+def test_a_child_whose_device_is_at_fault_gets_no_other_job_also_if_nobody_listens_to_the_end(child):
+    one = child(
+        "for line in sys.stdin:\n"
+        "    print(json.dumps({'event': 'error', 'text': 'sick', 'fault': True, 'pid': os.getpid()}), flush=True)\n",
+        30.0,
+    )
+    first = next(iter(one.ask({})))  # as one who raises an error of his own
+    second = next(iter(one.ask({})))
+    assert second["pid"] != first["pid"]
+
+
+def test_a_child_that_cannot_begin_says_why(tmp_path):
+    try:
+        plancache.device(0)
+    except plancache.PlanCacheError:
+        pass
+    else:
+        pytest.skip("there is a GPU here")
+    with Worker(plancache.open(tmp_path / "cache"), 60.0) as one, pytest.raises(RunError, match="no CUDA device"):
+        list(one.ask({"job": "check"}))
