@@ -34,12 +34,17 @@ def digest(document: Any) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """A document with its hash, which is worked out once for all the keys that share it."""
+    """A document with its hash, which is worked out once for all the keys that share it.
+
+    Attributes:
+        document: the canonical document.
+    """
 
     document: Document
 
     @cached_property
     def hash(self) -> str:
+        """Its SHA-256, in hex."""
         return digest(self.document)
 
 
@@ -78,7 +83,14 @@ class PlanKey:
 
     @classmethod
     def of_parts(cls, graph: Document, device: Part, environment: Part, build: Part) -> PlanKey:
-        """The same; a graph is another one each time, and the rest is not."""
+        """The same; a graph is another one each time, and the rest is not.
+
+        Args:
+            graph: the graph as declared.
+            device: `Device.part`.
+            environment: the libraries.
+            build: how the plan is chosen.
+        """
         documents = {
             "graph": graph,
             "device": device.document,
