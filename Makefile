@@ -4,7 +4,7 @@ CUDNN ?= cu12
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs bench bench-check clean
 
 # Made again when the dependencies or the choice of cuDNN change. cuDNN-full and cuDNN-JIT cannot share an environment.
 STAMP := $(VENV)/.installed-$(CUDNN)
@@ -24,6 +24,20 @@ lint: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest
+
+# What a user would pick instead of plancache, to be measured against.
+BENCH_STAMP := $(VENV)/.installed-bench-$(CUDNN)
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --group bench
+	touch $@
+
+# All benchmarks, in about 10 minutes on 2 cores; writes benchmarks/results and the tables of docs/benchmarks.md.
+bench: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.all
+
+# Fails if a ratio is worse than the bound beside its benchmark.
+bench-check: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.all --quick
 
 # The site in site/, from pages whose generated parts are written anew.
 docs: $(STAMP)

@@ -1,61 +1,210 @@
-"""What every benchmark shares: timing one call many times, and the line that says what was measured on what."""
+"""What every benchmark shares: timing in turns, tables, bounds, and a result that says what was measured on what.
+
+A benchmark module has `NAME`, and `run(quick)` which gives its tables and checks. Ratios are made pair by pair: of one
+round, in which all that is compared took turns, so that whatever else the machine does hits both sides; what is
+reported is the median of the rounds' ratios. `quick` is for the gate: fewer rounds, the same comparisons.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-import cudnn
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("nvidia-cudnn-frontend", "diskcache", "cuda-core", "jax", "msgpack", "zstandard")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: the median, and what 99 of 100 calls stay under."""
+    """Seconds of one call: the median, what 99 of 100 calls stay under, and the median of each round."""
 
     median: float
     p99: float
+    rounds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, rounds: Sequence[Sequence[float]]) -> Timing:
+        """The timing of calls, round by round."""
+        every = sorted(seconds for one in rounds for seconds in one)
+        worst = every[math.ceil(0.99 * len(every)) - 1]
+        return cls(statistics.median(every), worst, tuple(statistics.median(one) for one in rounds))
+
+    def against(self, other: Timing) -> float:
+        """How many times as long as the other it takes, pair by pair."""
+        return ratio(self.rounds, other.rounds)
 
 
-def measure(call: Callable[[], object], times: int, warm_up: int = 10) -> Timing:
-    """Time `call` by itself, `times` times."""
-    for _ in range(warm_up):
-        call()
-    taken = []
-    for _ in range(times):
-        started = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - started)
-    return Timing(statistics.median(taken), sorted(taken)[int(0.99 * (len(taken) - 1))])
+def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
+    """The median of the ratios of pairs."""
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
-def measure_in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, times: int) -> dict[str, Timing]:
-    """Time several calls against each other: round by round, so that what else the machine does hits all of them."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+def measure_in_turns(
+    calls: Mapping[str, Callable[[], object]], rounds: int, times: int, warm_up: int = 1
+) -> dict[str, Timing]:
+    """Time several calls against each other, round by round."""
+    for call in calls.values():
+        for _ in range(warm_up):
+            call()
+    taken: dict[str, list[list[float]]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
+            seconds = []
             for _ in range(times):
                 started = time.perf_counter()
                 call()
-                taken[name].append(time.perf_counter() - started)
-    return {
-        name: Timing(statistics.median(each), sorted(each)[int(0.99 * (len(each) - 1))]) for name, each in taken.items()
-    }
+                seconds.append(time.perf_counter() - started)
+            taken[name].append(seconds)
+    return {name: Timing.of(each) for name, each in taken.items()}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers, and with how many digits they are written."""
+
+    title: str
+    digits: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a label and numbers; None is a gap."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A ratio, and the bound that it must keep: at most, or with `least` at least. Without a bound it is only told."""
+
+    what: str
+    ratio: float
+    bound: float
+    least: bool = False
+
+    @property
+    def kept(self) -> bool:
+        """Whether the bound is kept."""
+        return self.ratio >= self.bound if self.least else self.ratio <= self.bound
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Among what a user would pick instead: who is first at something, and how many times that plancache takes."""
+
+    what: str
+    first: str
+    times: float
+
+    @classmethod
+    def of(cls, what: str, rounds: Mapping[str, Sequence[float]], ours: str = "plancache") -> Rank:
+        """The rank of `ours` among seconds by name and round; what was measured once goes with every round."""
+        first = min(rounds, key=lambda name: statistics.median(rounds[name]))
+        theirs = rounds[first]
+        return cls(what, first, ratio(rounds[ours], theirs if len(theirs) > 1 else [*theirs] * len(rounds[ours])))
+
+
+@dataclass
+class Result:
+    """What a benchmark has measured."""
+
+    tables: list[Table] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def child(source: str, *arguments: object, **options: Any) -> Any:
+    """What a fresh process of Python prints, as JSON."""
+    command = [sys.executable, "-c", source, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment(), **options)
+    return json.loads(done.stdout)
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without settings of plancache's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PLANCACHE_")}
 
 
 def machine() -> str:
-    """Processor, cores, versions and date, in one line."""
-    cpu = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(": ")[2]
-            break
-    cores = len([line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("processor")])
-    return (
-        f"{cores} cores of {cpu}, Python {platform.python_version()}, cuDNN {cudnn.backend_version_string()}, "
-        f"frontend {cudnn.__version__}, {date.today().isoformat()}"
-    )
+    """Processor, cores and versions, in one line."""
+    import cudnn
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    versions = [f"Python {platform.python_version()}", f"cuDNN {cudnn.backend_version_string()}"]
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return f"{len(os.sched_getaffinity(0))} cores of {cpu}; {', '.join(versions)}"
+
+
+def saved(name: str, result: Result, seconds: float) -> dict[str, Any]:
+    """A result as it is kept in a file."""
+    about = {"command": f"python -m benchmarks.{name}", "machine": machine(), "date": date.today().isoformat()}
+    return {**about, "seconds": round(seconds, 1), **asdict(result)}
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """A kept table in Markdown, aligned so that it can be read as it is."""
+    titles = [table["title"], *(column["title"] for column in table["columns"])]
+    lines = [titles]
+    for label, numbers in table["rows"]:
+        written = [
+            "" if number is None else f"{number:,.{column['digits']}f}"
+            for number, column in zip(numbers, table["columns"], strict=True)
+        ]
+        lines.append([label, *written])
+    widths = [max(len(line[place]) for line in lines) for place in range(len(titles))]
+
+    def row(cells: Sequence[str]) -> str:
+        first = cells[0].ljust(widths[0])
+        return (
+            "| " + " | ".join([first, *(cell.rjust(w) for cell, w in zip(cells[1:], widths[1:], strict=True))]) + " |"
+        )
+
+    rule = "|" + "-" * (widths[0] + 2) + "|" + "".join("-" * (width + 1) + ":|" for width in widths[1:])
+    return "\n".join([row(titles), rule, *map(row, lines[1:])])
+
+
+def checks_table(checks: Sequence[Mapping[str, Any]]) -> str:
+    """The kept checks in Markdown."""
+    rows = [
+        f"| {one['what']} | {one['ratio']:.2f} | {'≥' if one['least'] else '≤'} {one['bound']:g} "
+        f"| {'yes' if Check(**one).kept else '**no**'} |"
+        for one in checks
+    ]
+    return "\n".join(["| ratio | measured | bound | kept |", "|---|---:|---:|---|", *rows])
+
+
+def main(name: str, run: Callable[[bool], Result]) -> None:
+    """Run a benchmark, print it, and keep its result: what `python -m benchmarks.NAME` does."""
+    started = time.perf_counter()
+    kept = saved(name, run("--quick" in sys.argv), time.perf_counter() - started)
+    print(f"{kept['machine']}, {kept['date']}, {kept['seconds']} s\n")
+    for table in kept["tables"]:
+        print(markdown(table), end="\n\n")
+    for note in kept["notes"]:
+        print(f"- {note}")
+    print(checks_table(kept["checks"]), flush=True)
+    if "--quick" not in sys.argv:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    elif not all(check.kept for check in (Check(**one) for one in kept["checks"])):
+        sys.exit(1)

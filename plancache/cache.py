@@ -112,11 +112,12 @@ class PlanCache(Finding):
             )
         if isinstance(wanted, Outcome):
             return self._noted(graph, self._bypass(graph, choice, wanted, started, run))
-        wanted = replace(wanted, run=run)
+        if run is not None:
+            wanted = replace(wanted, run=run)
         if self.mode == "check" and checking.is_first_hit(self, wanted):
             return self._noted(graph, checking.check(self, wanted, started))
         # What the caller's own kernel cache is for goes through it, and is not loaded past it.
-        own = frontend.arguments(graph).get("kernel_cache") is not None
+        own = frontend.argument(graph, "kernel_cache") is not None
         found = Found(Reason.ABSENT, wanted.route) if own else self._serve(wanted)
         if found.reason is Reason.FOUND:
             return self._noted(graph, lookups.outcome(lookups.source(found), found, wanted.key, started))
@@ -275,7 +276,7 @@ class PlanCache(Finding):
                 return lookups.bypassed(Reason.OFF, "", started)
             if frontend.is_validated(graph):
                 return lookups.bypassed(Reason.VALIDATED, "", started)
-            kernels = frontend.arguments(graph).get("kernel_cache")
+            kernels = frontend.argument(graph, "kernel_cache")
             if kernels is not None and self._dynamic.of_native(kernels) is None:
                 return lookups.bypassed(Reason.KERNEL_CACHE, "", started)
             if choice.policy is not None and choice.policy.name == "ALL":
@@ -343,7 +344,7 @@ class PlanCache(Finding):
 
     def _build_dynamic(self, wanted: Request, found: Found, started: float) -> Outcome:
         """Build with the kernel cache that the graph has, or with its topology's; compile what is not in it."""
-        own = frontend.arguments(wanted.graph).get("kernel_cache")
+        own = frontend.argument(wanted.graph, "kernel_cache")
         kernels = None if own is None else self._dynamic.of_native(own)
         if kernels is None:
             kernels = self._dynamic.shared(topology_key(wanted))

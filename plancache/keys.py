@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgpack
@@ -19,6 +19,7 @@ import msgpack
 Document = Mapping[str, Any]
 # Part of every graph hash: raised when the meaning of a document changes, so that no older row can match.
 FORMAT = 1
+_POLICY = "HEURISTICS_CHOICE"
 
 
 def pack(document: Any) -> bytes:
@@ -29,6 +30,22 @@ def pack(document: Any) -> bytes:
 def digest(document: Any) -> str:
     """The SHA-256 of a document, in hex."""
     return hashlib.sha256(pack(document)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A document with its hash, which is worked out once for all the keys that share it.
+
+    Attributes:
+        document: the canonical document.
+    """
+
+    document: Document
+
+    @cached_property
+    def hash(self) -> str:
+        """Its SHA-256, in hex."""
+        return digest(self.document)
 
 
 @dataclass(frozen=True)
@@ -62,8 +79,25 @@ class PlanKey:
             environment: the libraries.
             build: how the plan is chosen.
         """
-        documents = {"graph": graph, "device": device, "environment": environment, "build": build}
-        return cls(digest([FORMAT, graph]), digest(device), digest(environment), digest(build), documents)
+        return cls.of_parts(graph, Part(device), Part(environment), Part(build))
+
+    @classmethod
+    def of_parts(cls, graph: Document, device: Part, environment: Part, build: Part) -> PlanKey:
+        """The same; a graph is another one each time, and the rest is not.
+
+        Args:
+            graph: the graph as declared.
+            device: `Device.part`.
+            environment: the libraries.
+            build: how the plan is chosen.
+        """
+        documents = {
+            "graph": graph,
+            "device": device.document,
+            "environment": environment.document,
+            "build": build.document,
+        }
+        return cls(digest([FORMAT, graph]), device.hash, environment.hash, build.hash, documents)
 
     @cached_property
     def hash(self) -> str:
@@ -99,13 +133,21 @@ class BuildSpec:
     """
 
     heuristics: Sequence[str]
-    policy: str = "HEURISTICS_CHOICE"
+    policy: str = _POLICY
     deselected_engines: Sequence[str] = ()
     workspace_limit: int | None = None
     late_workspace_limit: bool = False
     notes: Sequence[tuple[str, str, bool]] = ()
     engine: int | None = None
     knobs: Sequence[tuple[str, int]] = ()
+
+    def part(self) -> Part:
+        """The document as a part of a key; one for all plans that are chosen by the same heuristics alone."""
+        heuristics = tuple(self.heuristics)
+        limited = self.workspace_limit is not None or self.late_workspace_limit
+        if limited or self.deselected_engines or self.notes or self.engine is not None or self.policy != _POLICY:
+            return Part(self.document())
+        return _by_heuristics(heuristics)
 
     def document(self) -> Document:
         """The canonical document; the order of `deselect_engines` calls makes no difference to cuDNN, nor here."""
@@ -119,6 +161,11 @@ class BuildSpec:
             "engine": self.engine,
             "knobs": [list(knob) for knob in sorted(self.knobs)],
         }
+
+
+@lru_cache(maxsize=64)
+def _by_heuristics(heuristics: tuple[str, ...]) -> Part:
+    return Part(BuildSpec(heuristics).document())
 
 
 def topology(graph: Document) -> Document:

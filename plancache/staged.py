@@ -57,7 +57,7 @@ def start(cache: PlanCache, graph: Any) -> Session | None:
     except (PlanCacheError, NotKeyableError):
         return None
     session = Session(cache, graph, declared)
-    own = frontend.arguments(graph).get("kernel_cache")
+    own = frontend.argument(graph, "kernel_cache")
     if own is not None:
         session.own, session.kernels = True, cache._dynamic.of_native(own)
     elif frontend.is_dynamic(graph):

@@ -11,7 +11,8 @@ import cudnn
 from cudnn.engines.base import PlanConfig
 from cudnn.engines.engine_ids import is_python_engine
 
-from plancache.cudnn import frontend, target
+from plancache.cudnn import frontend, python_plans, target
+from plancache.cudnn import graph as documents
 from plancache.settings import PACKAGE
 from tests import graphs
 
@@ -127,6 +128,20 @@ def test_python_engines_are_told_by_their_id():
 
 def test_a_stored_plan_of_a_python_engine_makes_its_knobs_when_asked():
     plan = frontend.Plan("sdpa_fwd_prefill_sm90", 20517, {}, None)
-    config = frontend._config(plan, False)
+    config = python_plans.entry(plan, None)
     assert (config.engine_id, config.cpp_index) == (20517, None)
     assert isinstance(config, PlanConfig)
+
+
+def test_the_heuristics_that_the_frontend_takes_by_itself(targeted):
+    # The key names them where none are given: the plan list is that of the two written out, and not of the first.
+    def names(heuristics):
+        graph, _ = graphs.unary()
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans(heuristics)
+        return [graph.get_plan_name_at_index(place) for place in range(graph.get_execution_plan_count())]
+
+    assert documents._DEFAULT_HEURISTICS == ("A", "FALLBACK")
+    written_out = [cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK]
+    assert names(None) == names(written_out)

@@ -1,9 +1,11 @@
 """Keys do not move: from process to process, with what differs between ranks, or with the frontend's bookkeeping."""
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import cudnn
 import hypothesis.strategies as st
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import plancache
-from plancache.cudnn import environment, rebuild
+from plancache.cudnn import environment, libraries, rebuild
 from plancache.cudnn import graph as documents
 from plancache.errors import LibraryError
 from plancache.keys import digest, pack
@@ -73,9 +75,9 @@ def test_a_fact_that_cannot_be_read_is_never_stored_and_never_matches(warm, targ
     def unknown():
         raise LibraryError("a version cannot be read")
 
-    for part in ("_sublibraries", "_cuda_major"):
+    for module, part in ((environment, "_sublibraries"), (libraries, "cuda_major")):
         with monkeypatch.context() as patch, plancache.open(warm) as cache:
-            patch.setattr(environment, part, unknown)
+            patch.setattr(module, part, unknown)
             before = len(list(cache.rows()))
             outcome = cache.build(graphs.matmul()[0])
             assert (outcome.source, outcome.reason) == (Source.BYPASSED, Reason.UNKNOWN_ENVIRONMENT)
@@ -86,19 +88,36 @@ def test_a_fact_that_cannot_be_read_is_never_stored_and_never_matches(warm, targ
 def test_another_version_or_flavour_of_any_library_is_another_environment(monkeypatch, targeted, tmp_path):
     plain = environment.document()
     seen = [digest(plain)]
-    for part, value in (
-        ("_sublibraries", (("runtime_compiled",), True)),
-        ("_sublibraries", (tuple(plain["engines"]), not plain["heuristics"])),
-        ("_cuda_major", 99),
-        ("_engine_packages", {"nvidia_cutlass_dsl": "0.0.1", "apache_tvm_ffi": None}),
+    for module, part, value in (
+        (environment, "_sublibraries", (("runtime_compiled",), True)),
+        (environment, "_sublibraries", (tuple(plain["engines"]), not plain["heuristics"])),
+        (libraries, "cuda_major", 99),
+        (environment, "_engine_packages", {"nvidia_cutlass_dsl": "0.0.1", "apache_tvm_ffi": None}),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(environment, part, lambda value=value: value)
+            patch.setattr(module, part, lambda value=value: value)
             seen.append(digest(environment.document()))
     with monkeypatch.context() as patch:
         patch.setattr(environment.libraries, "backend_version", lambda: plain["cudnn"] + 1)
         seen.append(digest(environment.document()))
     assert len(set(seen)) == len(seen)
+
+
+def test_packages_are_listed_anew_where_the_import_system_has_an_old_listing(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "known_by_now.py").touch()
+    importlib.import_module("known_by_now")
+    finder = sys.path_importer_cache[str(tmp_path)]
+    assert environment._names(str(tmp_path)) is finder._path_cache  # as it is named by importlib
+
+    (tmp_path / "nvidia_cutlass_dsl-99.1.dist-info").mkdir()
+    os.utime(tmp_path, (1, 1))  # a later mark, however coarse the clock of this file system is
+    assert environment._engine_packages.__wrapped__()["nvidia_cutlass_dsl"] == "99.1"
+
+
+def test_every_listing_that_is_taken_over_is_what_the_directory_holds():
+    for entry in filter(os.path.isdir, sys.path):
+        assert set(environment._names(entry)) == {found.name for found in Path(entry).iterdir()}
 
 
 # ---------------------------------------------------------------- random graphs

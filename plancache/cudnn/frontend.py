@@ -22,7 +22,7 @@ from plancache.cudnn.plan_list import Plan as Plan
 from plancache.cudnn.plan_list import PlanList as PlanList
 from plancache.cudnn.plan_list import SharedUidError as SharedUidError
 from plancache.cudnn.plan_list import with_handle
-from plancache.cudnn.python_plans import python_config
+from plancache.cudnn.python_plans import entry
 
 # ---------------------------------------------------------------- reading a declared graph
 
@@ -86,9 +86,14 @@ def arguments(graph: Any) -> dict[str, Any]:
     }
 
 
+def argument(graph: Any, name: str) -> Any:
+    """One of them that the graph itself has no use for, as `device_property`; None if it was not given."""
+    return graph._cpp_graph_kwargs.get(name)
+
+
 def is_dynamic(graph: Any) -> bool:
     """Whether the graph was made with `is_dynamic_shape_enabled`."""
-    return bool(graph._cpp_graph_kwargs.get("is_dynamic_shape_enabled"))
+    return bool(argument(graph, "is_dynamic_shape_enabled"))
 
 
 def handle_of(graph: Any) -> Any:
@@ -114,6 +119,7 @@ def assemble(graph: Any, by_uid: Mapping[int, Any], made: Sequence[Any]) -> None
     graph._reserved_uids.update(by_uid)  # so that a tensor that is added later gets a uid of its own
 
 
+_CONTAINERS = frozenset((dict, list, set))
 # Methods that a served graph has of its own.
 _SHADOWED = ("execute_plan_at_index", "_refuse_guarded_backend")
 
@@ -121,9 +127,12 @@ _SHADOWED = ("execute_plan_at_index", "_refuse_guarded_backend")
 class Snapshot:
     """A graph's state, to go back to: what the frontend keeps of it, and its tensors' shapes and types."""
 
-    def __init__(self, graph: Any) -> None:
-        self._attributes = {name: _copied(value) for name, value in vars(graph).items()}
-        self._tensors = [(tensor, tensor.dim, tensor.stride, tensor.data_type) for tensor in tensors(graph).values()]
+    def __init__(self, graph: Any, by_uid: Mapping[int, Any] | None = None) -> None:
+        now = vars(graph)
+        self._attributes = {name: now[name].copy() if type(now[name]) in _CONTAINERS else now[name] for name in now}
+        self._tensors = [
+            (tensor, tensor.dim, tensor.stride, tensor.data_type) for tensor in (by_uid or tensors(graph)).values()
+        ]
 
     def restore(self, graph: Any) -> None:
         """Bring the graph back to this state. Attributes that the caller has put on it since stay where they are."""
@@ -147,7 +156,7 @@ def register(graph: Any, added: Sequence[Any]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    return value.copy() if type(value) in (dict, list, set) else value
+    return value.copy() if type(value) in _CONTAINERS else value
 
 
 def attach_kernel_cache(graph: Any, native: Any) -> None:
@@ -269,13 +278,19 @@ class LoadedPlan:
     """Stands where the frontend keeps the lowered graph of a graph that was served from the cache."""
 
     def __init__(
-        self, graph: Any, container: Any, plans: PlanList, plan_again: Callable[[Any], None], handle: int | None
+        self,
+        graph: Any,
+        was: Snapshot,
+        container: Any,
+        plans: PlanList,
+        again: Callable[[Any], None],
+        handle: int | None,
     ) -> None:
         # Weak: a cycle would leave the plan to the garbage collector, which may run while a stream captures.
         self._graph = weakref.ref(graph)
         self._plans = plans
-        self._plan_again = plan_again
-        self._declared = Snapshot(graph)
+        self._plan_again = again
+        self._declared = was
         self._container = container
         for name in _PASSED_ON:
             setattr(self, name, getattr(container, name))
@@ -393,27 +408,27 @@ def serve(
         plan_again: builds the graph as it was built then; called if a question needs a really planned graph.
         handle: the raw handle to launch with where the caller gives none, for a container that has none.
     """
-    loaded = LoadedPlan(graph, container, plans, plan_again, handle)
-    _infer(graph, inferred)
-    graph._plans = [_config(plan, index == plans.selected) for index, plan in enumerate(plans.plans)]
+    by_uid = tensors(graph)
+    loaded = LoadedPlan(graph, Snapshot(graph, by_uid), container, plans, plan_again, handle)
+    _infer(by_uid, inferred)
+    graph._plans = [
+        entry(plan, _CANDIDATE if place == plans.selected else plan.backend_index)
+        for place, plan in enumerate(plans.plans)
+    ]
     graph._planning_done = graph._is_validated = graph._is_built = True
     graph._cpp_bog_done = graph._cpp_plans_created = True
     graph._plan_index = plans.selected
     graph._freeze()
     graph._lowered_graph = loaded
     # It would ask whether the backend may be asked for plans, and import the Python engines for the answer (370 ms).
-    graph._refuse_guarded_backend = _pass
+    graph._refuse_guarded_backend = lambda: None
     # The frontend hands the index to C++ on its way to the kernel, where only the candidate is known.
     graph.execute_plan_at_index = _ExecutePlanAtIndex(loaded, plans.selected)
 
 
-def _pass() -> None:
-    pass
-
-
-def _infer(graph: Any, inferred: Sequence[Sequence[Any]], kind: type = tuple) -> None:
+def _infer(by_uid: Mapping[int, Any], inferred: Sequence[Sequence[Any]], kind: type = tuple) -> None:
     """Write stored results of inference into a graph's tensors: (uid, dim, stride, data type)."""
-    types, by_uid = cudnn().data_type, tensors(graph)
+    types = cudnn().data_type
     for uid, dim, stride, data_type in inferred:
         if (tensor := by_uid.get(uid)) is None:
             continue
@@ -424,7 +439,7 @@ def _infer(graph: Any, inferred: Sequence[Sequence[Any]], kind: type = tuple) ->
 
 def put_off(graph: Any, stand_in: Any, inferred: Sequence[Sequence[Any]], frozen: bool) -> None:
     """Make a declared graph pass for a validated one, with `stand_in` for the lowered graph that it lacks."""
-    _infer(graph, inferred, tuple if frozen else list)
+    _infer(tensors(graph), inferred, tuple if frozen else list)
     if frozen:
         graph._freeze()
     graph._is_validated = True
@@ -467,17 +482,6 @@ def is_pinned(graph: Any) -> bool:
 def validates_by_itself(graph: Any) -> bool:
     """Whether `validate()` leaves the graph unlowered and open to changes, since a Python engine may take it."""
     return graph._python_native_validator() is not None
-
-
-def _config(plan: Plan, selected: bool) -> Any:
-    from cudnn.engines.base import PlanConfig
-    from cudnn.engines.engine_ids import is_python_engine
-
-    if is_python_engine(plan.engine):
-        return python_config(PlanConfig, plan.engine, plan.knobs)
-    knob = cudnn().knob_type
-    knobs = {knob(number): value for number, value in plan.knobs.items()}
-    return PlanConfig(plan.engine, knobs, cpp_index=_CANDIDATE if selected else plan.backend_index)
 
 
 class _ExecutePlanAtIndex:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any
 
-from plancache.cudnn import frontend, libraries
+from plancache.cudnn import frontend
 from plancache.cudnn.device import Device
 from plancache.errors import DeviceError
 from plancache.keys import BuildSpec, Document
@@ -24,6 +24,8 @@ _KNOWN_FIELDS = 17  # the contract test pins them
 _type_documents: dict[Any, Any] = {None: None}
 # Of the constructor: labels, and what is the row's device and route instead.
 _ARGUMENTS_LEFT_OUT = frozenset({"name", "handle", "device_property", "sm_version"})
+# What the frontend takes where none are given; a contract test pins it.
+_DEFAULT_HEURISTICS = ("A", "FALLBACK")
 _PLAIN = frozenset({type(None), bool, float, str})
 _BIG = 2**63
 
@@ -61,11 +63,10 @@ def build_spec(
     late_workspace_limit: bool = False,
 ) -> BuildSpec:
     """How the plan of `graph` will be chosen. `heuristics` None is the frontend's default list."""
-    modes = heuristics if heuristics else _default_modes()
     engine, knobs = plan or (None, {})
     filters = frontend.filters(graph)
     return BuildSpec(
-        heuristics=tuple(mode.name for mode in modes) if plan is None else (),
+        heuristics=_names(heuristics) if plan is None else (),
         policy="HEURISTICS_CHOICE" if policy is None else policy.name,
         deselected_engines=filters.deselected_engines,
         workspace_limit=filters.workspace_limit,
@@ -81,9 +82,8 @@ def labels(graph: Any) -> dict[int, str]:
     return {uid: tensor.name for uid, tensor in frontend.tensors(graph).items()}
 
 
-def _default_modes() -> list[Any]:
-    modes = libraries.cudnn().heur_mode
-    return [modes.A, modes.FALLBACK]
+def _names(heuristics: Any) -> tuple[str, ...]:
+    return tuple(mode.name for mode in heuristics) if heuristics else _DEFAULT_HEURISTICS
 
 
 def _arguments(given: Mapping[str, Any], device: Device) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from plancache.cudnn.device import Device
 from plancache.cudnn.kernel_cache import Tracked
 from plancache.cudnn.unhooked import unhooked
 from plancache.errors import BuilderError, DeviceError, LibraryError
-from plancache.keys import PlanKey
+from plancache.keys import Part, PlanKey
 
 
 class Route(StrEnum):
@@ -36,13 +36,13 @@ class Choice:
     plan: tuple[int, Mapping[Any, int]] | None = None
 
     def __post_init__(self) -> None:
-        modes, policies = libraries.cudnn().heur_mode, libraries.cudnn().build_plan_policy
         if self.heuristics is not None:
+            modes = libraries.cudnn().heur_mode
             object.__setattr__(self, "heuristics", _listed(self.heuristics))  # an iterator would be used up by the key
             wrong = [mode for mode in self.heuristics or () if not isinstance(mode, modes)]
             if wrong:
                 raise BuilderError("heuristics are modes", found=repr(wrong[0]), expected="a list of cudnn.heur_mode")
-        if self.policy is not None and not isinstance(self.policy, policies):
+        if self.policy is not None and not isinstance(self.policy, libraries.cudnn().build_plan_policy):
             raise BuilderError("unknown policy", found=repr(self.policy), expected="a cudnn.build_plan_policy")
         if self.plan is not None and self.heuristics is not None:
             raise BuilderError(
@@ -107,7 +107,7 @@ class Declared:
     document: Mapping[str, Any]
     route: Route
     device: Device
-    libraries: Mapping[str, Any]
+    libraries: Part
 
     def request(self, declared: Any, choice: Choice, builder: str = "", late_workspace_limit: bool = False) -> Request:
         """The request of the graph with the filters that it has now.
@@ -122,7 +122,7 @@ class Declared:
         """
         spec = graph.build_spec(declared, choice.heuristics, choice.policy, choice.plan, late_workspace_limit)
         try:
-            key = PlanKey.of(self.document, self.device.document, self.libraries, spec.document())
+            key = PlanKey.of_parts(self.document, self.device.part, self.libraries, spec.part())
         except (TypeError, ValueError, OverflowError) as error:  # a scalar that msgpack does not write exactly
             raise graph.NotKeyableError(str(error)) from error
         return Request(declared, key, self.route, self.device, choice, builder)
@@ -138,7 +138,7 @@ def declare(declared: Any) -> Declared:
     """
     route, device = _device_of(declared)
     try:
-        libraries = environment.document()
+        libraries = environment.part()
     except (LibraryError, OSError) as error:
         raise UnknownEnvironmentError(str(error)) from error
     return Declared(graph.document(declared, device), route, device, libraries)
@@ -146,7 +146,7 @@ def declare(declared: Any) -> Declared:
 
 def _device_of(declared: Any) -> tuple[Route, Device]:
     handle = frontend.handle_of(declared)
-    described = frontend.arguments(declared).get("device_property")
+    described = frontend.argument(declared, "device_property")
     try:
         # With both, the frontend lowers with the handle and loading behaves like loading with it (measured).
         if handle is not None:
@@ -249,7 +249,7 @@ def taken(built: Any, before: Mapping[int, Any], seconds: float) -> BuiltPlan:
     try:
         # A few of a thousand milliseconds: some plans cannot be loaded at all (a warm-up that cannot be captured), and
         # every process after this one would fail at it before it builds.
-        frontend.load(built, blob, frontend.arguments(built).get("device_property"), bare=True)
+        frontend.load(built, blob, frontend.argument(built, "device_property"), bare=True)
     except Exception as error:
         devices.clear_error()
         raise UnkeptPlanError("unloadable", f"{type(error).__name__}: {error}") from error

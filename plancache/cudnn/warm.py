@@ -42,8 +42,8 @@ def request(
     made = rebuild.graph(graph, device=None if handle is not None else device, handle=handle, labels=labels)
     chosen, run = choice(made, build)
     declared = plans.declare(made)
-    key = PlanKey.of(graph, device.document, declared.libraries, build)
-    if PlanKey.of(declared.document, declared.device.document, declared.libraries, build) != key:
+    key = PlanKey.of(graph, device.document, declared.libraries.document, build)
+    if PlanKey.of(declared.document, declared.device.document, declared.libraries.document, build) != key:
         raise LibraryError(
             "a stored graph does not come back as it was",
             found="another document of the graph that was made of it",

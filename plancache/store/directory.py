@@ -175,6 +175,8 @@ def check_file(file: Path) -> None:
 
 
 def _named(path: Path, trusted: tuple[str, ...]) -> bool:
+    if not trusted:
+        return False
     places = {os.path.normpath(one) for one in trusted} | {os.path.realpath(one) for one in trusted}
     return os.path.normpath(path) in places or os.path.realpath(path) in places
 
