@@ -121,25 +121,28 @@ def test_prune_removes_what_the_options_select_and_lists_it(warm):
 
 
 def test_stats_says_how_big_how_useful_and_whether_it_may_be_deleted(warm, targeted):
-    assert "0 (0% of 3) since" in invoke("--dir", warm, "stats")
+    # Other tests of the session may have been served from the cache that this is a copy of.
+    before = json.loads(invoke("--dir", warm, "stats", "--json"))
     with plancache.open(warm) as cache:
         for _ in range(3):
             cache.build(graphs.sdpa()[0])
+    hits, misses = before["hits"] + 3, sum(before["misses"].values())
     lines = invoke("--dir", warm, "stats", "-v").splitlines()
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
-    for part in ("3 plans", "3 (50% of 6) since", "3 no entry", "is safe", "NVIDIA H200", "cuDNN 9."):
+    share = f"{hits} ({100 * hits / (hits + misses):.0f}% of {hits + misses}) since"
+    for part in ("3 plans", share, "no entry", "is safe", "NVIDIA H200", "cuDNN 9."):
         assert part in text
     whole = json.loads(invoke("--dir", warm, "stats", "--json"))
-    assert (whole["hits"], whole["misses"], whole["plans"]) == (3, {"ABSENT": 3}, 3)
-    assert whole["saved"] > 0.3
-    assert [(one["device_name"], one["hits"]) for one in whole["devices"]] == [("NVIDIA H200", 3)]
+    assert (whole["hits"], whole["misses"], whole["plans"]) == (hits, before["misses"], 3)
+    assert whole["saved"] - before["saved"] > 0.3
+    assert [(one["device_name"], one["hits"]) for one in whole["devices"]] == [("NVIDIA H200", hits)]
     found = list(csv.DictReader(io.StringIO(invoke("--dir", warm, "stats", "--csv"))))
-    assert [(one["part"], one["hits"]) for one in found] == [("all", "3"), ("device", "3"), ("environment", "3")]
-    assert (listed(warm, "--op", "sdpa")[0]["hits"], "may be deleted" in invoke("--dir", warm, "path", "-v")) == (
-        3,
-        True,
-    )
+    assert [(one["part"], one["hits"]) for one in found] == [
+        (part, str(hits)) for part in ("all", "device", "environment")
+    ]
+    assert listed(warm, "--op", "sdpa")[0]["hits"] >= 3
+    assert "may be deleted" in invoke("--dir", warm, "path", "-v")
 
 
 def test_what_is_stored_moves_no_cursor(warm):
