@@ -187,3 +187,14 @@ def test_a_list_of_misses_that_cannot_be_written_costs_one_warning(warm, targete
         for m in (16, 24):
             assert cache.build(graphs.matmul(m=m)[0]).source is Source.BUILT
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_the_command_shows_names_of_tensors_as_they_are(warm, misses):
+    file, _ = misses
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["labels"] = dict.fromkeys(line["labels"], "[/red] [bold]\x1b[31m")
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    output = invoke("--dir", warm, "explain", file)
+    assert "[/red] [bold]�[31m" in output
+    assert "\x1b" not in output

@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from plancache.cli.listing import printable
 from plancache.cudnn import device as devices
 
 
@@ -26,9 +28,9 @@ def show(what: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(chosen.to_json())
         return
-    table = Table("property", "value", "decides", title=chosen.name, title_justify="left")
+    table = Table("property", "value", "decides", title=Text(printable(chosen.name)), title_justify="left")
     for name, value in json.loads(chosen.to_json()).items():
-        table.add_row(name, str(value), "yes" if name in chosen.document else "")
+        table.add_row(Text(printable(name)), Text(printable(str(value))), "yes" if name in chosen.document else "")
     console = Console()
     console.print(table)
     console.print(f"Fingerprint {chosen.fingerprint[:16]}, of the properties that decide which plans fit.")
@@ -54,4 +56,4 @@ def export(file: Path, what: str | None, force: bool) -> None:
 
 def named(what: str | None) -> str | int | None:
     """What `plancache.device` takes: digits are a CUDA ordinal."""
-    return int(what) if what is not None and what.isdigit() else what
+    return int(what) if what is not None and what.isdecimal() else what

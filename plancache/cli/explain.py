@@ -11,11 +11,12 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from plancache import misses
 from plancache.cache import PlanCache
 from plancache.cli.device import named
-from plancache.cli.listing import write
+from plancache.cli.listing import printable, write
 from plancache.cli.place import Place
 from plancache.cudnn import device as devices
 from plancache.cudnn import environment
@@ -126,11 +127,13 @@ def _explained(cache: PlanCache, miss: Miss) -> Explanation:
 
 
 def _print(explanation: Explanation) -> None:
-    console = Console()
-    console.print(str(explanation).splitlines()[0], highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    console.print(Text(printable(str(explanation).splitlines()[0])), soft_wrap=True)
     if not explanation.differences:
         return
     table = Table("where", "field", "asked for", "cached", box=None, padding=(0, 2), pad_edge=False)
     for one in explanation.differences:
-        table.add_row(one.where or one.part, one.field, value_text(one.ours), value_text(one.cached))
+        # Text, as names of tensors are anything: no markup, and nothing that moves a terminal's cursor.
+        cells = (one.where or one.part, one.field, value_text(one.ours), value_text(one.cached))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
