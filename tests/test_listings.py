@@ -248,6 +248,15 @@ def test_dot_names_the_same_and_escapes_quotes(targeted):
     assert 'label="up <&\\">\\n1×64×128 f16"' in text
 
 
+def test_a_drawing_is_whole_whatever_its_tensors_are_called(targeted):
+    graph, _ = graphs.matmul()
+    evil = dict.fromkeys(labels(graph), "a\x1b[31m\x00\ud800")
+    for draw in (drawing.svg, drawing.dot):
+        draw(declare(graph).document, evil).encode()
+    drawn = ElementTree.fromstring(drawing.svg(declare(graph).document, evil))
+    assert any("a�[31m��" in (text.text or "") for text in drawn.iter("{http://www.w3.org/2000/svg}text"))
+
+
 def test_show_draws_a_graph_in_a_file(warm, tmp_path):
     key = listed(warm, "--op", "conv")[0]["key"][:10]
     for ending, begin in (("svg", "<svg"), ("dot", "digraph")):
