@@ -85,6 +85,30 @@ def test_rows_are_sorted_the_largest_or_first_letter_first(warm):
     assert [row["operation"].split()[0] for row in listed(warm, "--sort", "op")] == ["conv", "matmul", "sdpa"]
 
 
+def test_kernels_are_listed_sorted_and_selected_as_plans_are(tmp_path, targeted):
+    with plancache.open(tmp_path) as cache:
+        for width in (64, 66):  # kernels of two alignments
+            graph = graphs.new(is_dynamic_shape_enabled=True)
+            a = graph.tensor(dim=[1, 32, 64], stride=[2048, 64, 1])
+            b = graph.tensor(dim=[1, 64, width], stride=[64 * width, width, 1])
+            graph.matmul(a, b).set_output(True)
+            cache.build(graph)
+
+    def kernels(*options):
+        return invoke("--dir", tmp_path, "ls", "--kernels", *options).splitlines()
+
+    rows = listed(tmp_path, "--kernels")
+    assert kernels()[-1].startswith(f"{len(rows)} kernels of ")  # without the headers of their caches
+    assert len(rows) > 1
+    version = rows[0]["cudnn"]
+    assert version.count(".") == 2
+    assert len(listed(tmp_path, "--kernels", "--env", version)) == len(rows)
+    assert not listed(tmp_path, "--kernels", "--env", "1.0")
+    for options in (("--sort", "created"), ("--sort", "created", "--reverse")):
+        keys = [row["key"][:12] for row in listed(tmp_path, "--kernels", *options)]
+        assert [line[:12] for line in kernels(*options)[1:-1]] == keys
+
+
 def test_what_would_run_here_without_compiling_is_one_command(warm, tmp_path):
     assert len(listed(warm, "--here", "--device", "h200")) == 3
     with plancache.open(warm) as cache:
