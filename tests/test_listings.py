@@ -122,6 +122,26 @@ def test_what_would_run_here_without_compiling_is_one_command(warm, tmp_path):
     assert listed(warm, "--here", "--device", tmp_path / "older.json") == []
 
 
+def test_what_layers_hold_would_run_here_too_and_is_listed_once(warm, tmp_path):
+    bundle, top = tmp_path / "plans.bundle", tmp_path / "top"
+    every = {row["key"] for row in listed(warm)}
+    invoke("--dir", warm, "export", bundle)
+    layers = {"PLANCACHE_LAYERS": f"{bundle}:{tmp_path / 'nowhere'}"}
+
+    def here(code=0, **environment):
+        output = invoke("--dir", top, "ls", "--json", "--here", "--device", "h200", code=code, **environment)
+        return [json.loads(line) for line in output.splitlines()]
+
+    assert not here(code=1)  # there is no cache
+    found = here(**layers)
+    assert {(row["key"], row["device_name"], row["cudnn"].count(".")) for row in found} == {
+        (key, "NVIDIA H200", 2) for key in every
+    }
+    invoke("--dir", top, "import", bundle)
+    assert {row["key"] for row in here(**layers)} == every
+    assert len(here(**layers)) == len(every)
+
+
 def test_without_a_gpu_and_a_name_here_says_what_to_name(warm):
     try:
         plancache.device(None)

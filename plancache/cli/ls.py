@@ -60,15 +60,17 @@ def ls(
 ) -> None:
     """List the plans, newest first; KEY is the beginning of their keys.
 
-    With --here it says what would run here without compiling.
+    With --here it says what would run here without compiling, also from the layers under the cache.
     """
     with place.open("read-only") as cache:
-        stored = list(cache.rows())
-        names = cache.names(stored)  # of all: kernels do not say what their environment is, plans beside them do
+        stored = cache.rows_with_layers() if here else list(cache.rows())
         every = [listed for listed in stored if _is_listed(listed, kernels)]
         if here:
-            every = _served_here(every, selection.device)
+            names = Names()
+            every = _served_here(every, selection.device, names)
             selection = replace(selection, device=None)
+        else:
+            names = cache.names(stored)  # of all: kernels say nothing of their environment, plans beside them do
         rows = sorted_by(selection.of(every, names), names, sort, reverse)
         if form is not None:
             write(form, FIELDS, (document(listed, names) for listed in rows))
@@ -83,8 +85,8 @@ def _is_listed(listed: Listed, kernels: bool) -> bool:
     return is_kernel(listed.row) == kernels and (not kernels or listed.row.size > 0)
 
 
-def _served_here(rows: Sequence[Listed], device: str | None) -> list[Listed]:
-    """The rows that a graph of this process would be served, by the rules of a lookup."""
+def _served_here(rows: Sequence[Listed], device: str | None, names: Names) -> list[Listed]:
+    """The rows that a graph of this process would be served, by the rules of a lookup; `names` learns the names."""
     what = named(device)
     try:
         chosen = devices.device(what)
@@ -100,6 +102,8 @@ def _served_here(rows: Sequence[Listed], device: str | None) -> list[Listed]:
     else:
         routes = {Route.DEVICELESS, Route.REPLAY}
     libraries_here = digest(environment.document())
+    names.devices[chosen.fingerprint] = chosen.name
+    names.environments[libraries_here] = environment.document()
     return [
         listed
         for listed in rows
