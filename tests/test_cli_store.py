@@ -1,7 +1,10 @@
 """The commands that look after what is on disk."""
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +13,7 @@ import plancache
 from plancache.cli import cli
 from plancache.store.database import FILE
 from tests import graphs
+from tests.conftest import ROOT
 
 
 def invoke(*arguments, code=0):
@@ -115,3 +119,30 @@ def test_what_the_last_run_used_is_selected_back_to_a_pause(warm, tmp_path):
     used = {json.loads(line)["key"] for line in invoke("--dir", warm, "ls", "--last-run", "--json").splitlines()}
     assert used == set(keys[:2])
     assert "2 plans written" in invoke("--dir", warm, "export", tmp_path / "last.bundle", "--last-run")
+
+
+def ran(*arguments, stdout=subprocess.PIPE, **environment):
+    command = [sys.executable, "-m", "plancache", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, check=False)
+
+
+def test_tables_are_written_in_whatever_encoding_the_terminal_has(warm):
+    for command in (("ls",), ("show", listed_keys(warm)[0]), ("stats", "-v")):
+        done = ran("--dir", warm, *command, PYTHONIOENCODING="ascii")
+        assert (done.returncode, done.stderr) == (0, b""), command
+        assert done.stdout.isascii()
+    strange = os.fsencode(warm.parent) + b"/\xff"
+    assert ran("--dir", os.fsdecode(strange), "path", PYTHONIOENCODING="utf-8").stdout == strange + b"\n"
+
+
+def test_an_output_that_takes_nothing_is_one_line_and_exit_code_1(warm):
+    for command in (("ls",), ("ls", "--json"), ("ls", "--csv"), ("stats",), ("path",)):
+        with open("/dev/full", "wb") as full:  # noqa: PTH123
+            done = ran("--dir", warm, *command, stdout=full)
+        assert done.returncode == 1, command
+        assert done.stderr == b"Error: [Errno 28] No space left on device\n", command
+
+
+def listed_keys(path):
+    return [json.loads(line)["key"] for line in invoke("--dir", path, "ls", "--json").splitlines()]
