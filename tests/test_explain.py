@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import plancache
 from plancache.cli import cli
+from plancache.errors import PlanCacheError
 from plancache.outcome import Reason, Source
 from tests import graphs
 
@@ -198,3 +199,19 @@ def test_the_command_shows_names_of_tensors_as_they_are(warm, misses):
     output = invoke("--dir", warm, "explain", file)
     assert "[/red] [bold]�[31m" in output
     assert "\x1b" not in output
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"arguments": 1, "tensors": 2, "nodes": 3},
+        {"arguments": {}, "tensors": [], "nodes": [3]},
+        {"arguments": {}, "tensors": [{"uid": 1}], "nodes": []},
+    ],
+)
+def test_a_graph_document_that_is_none_is_an_error_that_says_so(warm, tmp_path, document):
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(document))
+    result = CliRunner().invoke(cli, ["--dir", str(warm), "explain", str(file), "--device", "h200"])
+    assert isinstance(result.exception, PlanCacheError)
+    assert "a graph document cannot be read" in str(result.exception)

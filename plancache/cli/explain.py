@@ -46,7 +46,7 @@ def explain(place: Place, what: str | None, device_name: str | None, form: str |
     that PLANCACHE_MISSES names.
     """
     with place.open("read-only") as cache:
-        explanations = [_explained(cache, miss) for miss in _wanted(cache, what, device_name)]
+        explanations = [_read(cache, miss) for miss in _wanted(cache, what, device_name)]
     if not explanations:
         raise click.ClickException(f"nothing to explain: no miss and no stored plan matches {what or 'the list'}")
     if form == "csv":
@@ -115,6 +115,18 @@ def _stored(cache: PlanCache, prefix: str) -> Iterator[Miss]:
             if parts is not None:
                 key = PlanKey.of(parts["graph"], parts["device"], parts["environment"], parts["build"])
                 yield Miss(key, row.route, Reason.FOUND, parts["labels"])
+
+
+def _read(cache: PlanCache, miss: Miss) -> Explanation:
+    """`_explained`, of a document that may be anything: it comes from a file that somebody may have written by hand."""
+    try:
+        return _explained(cache, miss)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise PlanCacheError(
+            "a graph document cannot be read",
+            found=f"{type(error).__name__}: {error}",
+            expected="documents as PLANCACHE_MISSES and plancache show --json write them",
+        ) from error
 
 
 def _explained(cache: PlanCache, miss: Miss) -> Explanation:
