@@ -215,3 +215,11 @@ def test_a_graph_document_that_is_none_is_an_error_that_says_so(warm, tmp_path, 
     result = CliRunner().invoke(cli, ["--dir", str(warm), "explain", str(file), "--device", "h200"])
     assert isinstance(result.exception, PlanCacheError)
     assert "a graph document cannot be read" in str(result.exception)
+
+
+def test_damaged_lines_of_a_list_cost_no_others(warm, misses):
+    file, key = misses
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff\xfe\n[]\n1\n" + b"[" * 100_000 + b'\n{"documents": 1}\n\0\0\n' + whole + whole[:500])
+    (explanation,) = [json.loads(line) for line in invoke("--dir", warm, "explain", file, "--json").splitlines()]
+    assert explanation["key"] == key
