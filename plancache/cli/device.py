@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plancache.cli.listing import printable
+from plancache.cli.output import write_text
 from plancache.cudnn import device as devices
 
 
@@ -44,13 +45,7 @@ def export(file: Path, what: str | None, force: bool) -> None:
     """Write a device's document to FILE, for `plancache.target(FILE)` on a host without the device."""
     chosen = devices.device(named(what))
     text = json.dumps(json.loads(chosen.to_json()), indent=1) + "\n"
-    try:
-        with file.open("w" if force else "x") as out:
-            out.write(text)
-    except FileExistsError:
-        raise click.ClickException(f"{file} exists. Give --force to overwrite it.") from None
-    except OSError as error:
-        raise click.ClickException(f"{file} cannot be written: {error}") from None
+    write_text(file, text, force)
     click.echo(f"{chosen.name}: written to {file}")
 
 
