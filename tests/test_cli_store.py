@@ -72,8 +72,26 @@ def test_prune_says_what_would_go_and_what_went(warm):
     assert "3 plans" in invoke("--dir", warm, "ls")
     assert "2 plans" in invoke("--dir", warm, "prune", "--max-bytes", "25K")
     assert "1 plans" in invoke("--dir", warm, "ls")
-    with pytest.raises(plancache.PlanCacheError, match="not a size"):
-        CliRunner().invoke(cli, ["--dir", str(warm), "prune", "--max-bytes", "few"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "prune --max-bytes few",
+        "prune --older-than soon",
+        "ls --since 7",
+        "verify --on-device --memory 0",
+        "verify --on-device --timeout 0",
+        "verify --on-device --timeout nan",
+        "tune --seconds -1",
+        "tune --workspace 1X",
+    ],
+)
+def test_a_value_that_is_none_is_wrong_usage_whatever_is_there(wrong, tmp_path):
+    *_, option, value = wrong.split()
+    output = invoke("--dir", tmp_path / "nowhere", *wrong.split(), code=2)
+    assert option in output
+    assert value in output
 
 
 def test_verify_finds_and_repairs(warm):

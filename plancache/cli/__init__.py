@@ -54,7 +54,8 @@ class _Commands(click.Group):
 
 
 _EXIT_CODES = (
-    "Exit codes: 0 done; 1 an error, which stderr explains, or something found wrong (verify, doctor); 2 wrong usage."
+    "Exit codes: 0 done; 1 an error, which stderr explains, or something found wrong (verify, doctor), or interrupted; "
+    "2 wrong usage; 130 warm or rewarm interrupted."
 )
 
 
