@@ -154,6 +154,20 @@ def test_the_command_explains_what_a_job_missed(warm, misses, monkeypatch):
     assert invoke("--dir", warm, "explain", key[:8]) == output
 
 
+def test_the_nearest_entry_is_told_of_layers_too(warm, misses, tmp_path, targeted, monkeypatch):
+    file, _ = misses
+    with plancache.open(tmp_path / "top", layers=[warm]) as cache:
+        cache.build(graphs.unary()[0])
+        assert told(cache.explain(graphs.matmul(m=32)[0])) == [
+            "tensor a: dim [1, 32, 64], cached [1, 64, 64]",
+            "tensor a: stride [2048, 64, 1], cached [4096, 64, 1]",
+        ]
+    expected = invoke("--dir", warm, "explain", file)
+    monkeypatch.setenv("PLANCACHE_LAYERS", str(warm))
+    assert invoke("--dir", tmp_path / "top", "explain", file) == expected
+    assert invoke("--dir", tmp_path / "nowhere", "explain", file) == expected
+
+
 def test_the_command_explains_what_a_job_missed_and_then_stored(warm, misses):
     file, key = misses
     with plancache.target("h200"), plancache.open(warm) as cache:
