@@ -33,7 +33,7 @@ from plancache.kernels import KernelCache, KernelKey
 from plancache.keys import PlanKey, digest
 from plancache.lookups import Found
 from plancache.misses import Miss
-from plancache.nearest import nearest
+from plancache.nearest import nearest_in
 from plancache.outcome import Outcome, Reason, Source
 from plancache.store.interface import Store
 from plancache.store.layers import Layers
@@ -202,7 +202,7 @@ class PlanCache(Finding):
         Raises:
             StoreError: the cache cannot be read.
         """
-        best = nearest(self._layers.top, key, route, labels, self._signing_key, other_than)
+        best = nearest_in(self._layers, key, route, labels, self._signing_key, other_than)
         row, differing = best if best is not None else (None, [])
         reason = Reason.FOUND if other_than or (row is not None and not differing) else Reason.ABSENT
         name = None if row is None or not differing else row.key[: len(str(key))]

@@ -68,7 +68,7 @@ def append(file: Path, miss: Miss) -> None:
 
 
 def read(file: Path) -> Iterator[Miss]:
-    """The misses in a list. Lines that are cut short (a killed process) are passed over.
+    """The misses in a list. Lines that are cut short (a killed process) or damaged are passed over.
 
     Raises:
         StoreError: the list cannot be read.
@@ -81,13 +81,13 @@ def read(file: Path) -> Iterator[Miss]:
             labels = {int(uid): name for uid, name in fields["labels"].items()}
             builder, properties = str(fields.get("builder", "")), str(fields.get("properties", ""))
             yield Miss(key, fields["route"], Reason[fields["reason"]], labels, builder, properties)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
 
 
 def _lines(file: Path) -> Iterator[str]:
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8", errors="replace") as lines:
             yield from lines
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise StoreError("the list of misses cannot be read", path=file, found=str(error)) from error

@@ -6,15 +6,46 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from plancache import stored
-from plancache.errors import RecordError
+from plancache.errors import RecordError, StoreError
 from plancache.explain import Difference, differences
 from plancache.kernels import is_kernel
 from plancache.keys import PlanKey, digest, topology
 from plancache.store import records
 from plancache.store.interface import Row, Store
+from plancache.store.layers import Layers
 
 # Records that are unpacked and compared at most: newest first, of the same graph, then of the same kind, then any.
 _COMPARED = 200
+
+
+def nearest_in(
+    layers: Layers,
+    key: PlanKey,
+    route: str,
+    labels: Mapping[int, str],
+    signing_key: bytes | None,
+    other_than: bool = False,
+) -> tuple[Row, list[Difference]] | None:
+    """`nearest` of a cache and the layers under it, of equally near ones the upper one's.
+
+    Those that cannot be read are passed over, as by a lookup.
+
+    Raises:
+        StoreError: none of them can be read.
+    """
+    best: tuple[Row, list[Difference]] | None = None
+    failures: list[StoreError] = []
+    for number in range(len(layers)):
+        try:
+            found = nearest(layers[number], key, route, labels, signing_key, other_than)
+        except StoreError as error:
+            failures.append(error)
+            continue
+        if found is not None and (best is None or len(found[1]) < len(best[1])):
+            best = found
+    if len(failures) == len(layers):
+        raise failures[0]
+    return best
 
 
 def nearest(

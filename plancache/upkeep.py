@@ -60,6 +60,26 @@ class Upkeep:
         """
         return self.store.rows(**equal)
 
+    def rows_with_layers(self) -> list[Listed]:
+        """What lookups come upon: the rows of this cache and of the layers under it, of equal ones the nearest.
+
+        A cache or a layer that cannot be read is passed over, as by a lookup.
+
+        Raises:
+            StoreError: none of them can be read.
+        """
+        found: dict[tuple[str, str], Listed] = {}
+        failures: list[StoreError] = []
+        for number in range(len(self._layers)):
+            try:
+                for listed in self._layers[number].rows():
+                    found.setdefault((listed.row.key, listed.row.route), listed)
+            except StoreError as error:
+                failures.append(error)
+        if len(failures) == len(self._layers):
+            raise failures[0]
+        return list(found.values())
+
     def totals(self) -> Totals:
         """What this cache holds, and what all processes have counted so far: hits, misses, seconds saved.
 

@@ -13,6 +13,7 @@ import plancache
 from plancache.errors import StoreError
 from plancache.outcome import Source
 from plancache.store.bundle import Counts
+from plancache.store.database import FILE
 from tests import graphs
 from tests.conftest import ROOT
 from tests.stores import fill, found, record, row
@@ -332,3 +333,27 @@ def test_an_export_that_cannot_be_written_is_an_error_that_names_the_file(opened
         assert str(target.parent) in str(failed.value) + str(failed.value.path)
         assert not target.exists()
     assert list(full.iterdir()) == []
+
+
+def test_an_export_replaces_no_database_of_a_cache_and_nothing_but_files(kind, opened, tmp_path):
+    cache = opened(store=kind)
+    stored = fill(cache.store, 3)
+    database, pipe = tmp_path / "cache" / FILE, tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(StoreError, match="not overwritten by a bundle"):
+        cache.export_bundle(database, [])
+    with pytest.raises(StoreError, match="no regular file"):
+        cache.export_bundle(pipe)
+    assert pipe.is_fifo()
+    assert found(cache.store, stored) == 3
+    link = tmp_path / "link"
+    for target, fault in ((database, "not overwritten"), (pipe, "no regular file")):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        with pytest.raises(StoreError, match=fault):
+            cache.export_bundle(link)
+    link.unlink()
+    link.symlink_to("plans.bundle")
+    assert cache.export_bundle(link) == counts(done=3)
+    assert link.is_symlink()
+    assert (tmp_path / "plans.bundle").is_file()

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 import plancache
 from plancache.cli import cli, main
+from plancache.errors import DeviceError
 
 
 @pytest.fixture
@@ -46,6 +47,10 @@ def test_device_export_writes_a_file_that_target_takes_and_does_not_overwrite(in
     assert "exists" in invoke("device", "export", file, "h200", code=1)
     invoke("device", "export", file, "h200", "--force")
     assert "cannot be written" in invoke("device", "export", tmp_path / "no" / "my.json", "h200", code=1)
+
+
+def test_a_digit_that_is_no_number_is_no_device():
+    assert isinstance(CliRunner().invoke(cli, ["device", "show", "²"]).exception, DeviceError)
 
 
 def test_an_error_of_plancache_is_one_line_and_exit_code_1(monkeypatch, capsys):

@@ -1,7 +1,10 @@
 """The commands that look after what is on disk."""
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +13,7 @@ import plancache
 from plancache.cli import cli
 from plancache.store.database import FILE
 from tests import graphs
+from tests.conftest import ROOT
 
 
 def invoke(*arguments, code=0):
@@ -68,8 +72,26 @@ def test_prune_says_what_would_go_and_what_went(warm):
     assert "3 plans" in invoke("--dir", warm, "ls")
     assert "2 plans" in invoke("--dir", warm, "prune", "--max-bytes", "25K")
     assert "1 plans" in invoke("--dir", warm, "ls")
-    with pytest.raises(plancache.PlanCacheError, match="not a size"):
-        CliRunner().invoke(cli, ["--dir", str(warm), "prune", "--max-bytes", "few"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "prune --max-bytes few",
+        "prune --older-than soon",
+        "ls --since 7",
+        "verify --on-device --memory 0",
+        "verify --on-device --timeout 0",
+        "verify --on-device --timeout nan",
+        "tune --seconds -1",
+        "tune --workspace 1X",
+    ],
+)
+def test_a_value_that_is_none_is_wrong_usage_whatever_is_there(wrong, tmp_path):
+    *_, option, value = wrong.split()
+    output = invoke("--dir", tmp_path / "nowhere", *wrong.split(), code=2)
+    assert option in output
+    assert value in output
 
 
 def test_verify_finds_and_repairs(warm):
@@ -115,3 +137,30 @@ def test_what_the_last_run_used_is_selected_back_to_a_pause(warm, tmp_path):
     used = {json.loads(line)["key"] for line in invoke("--dir", warm, "ls", "--last-run", "--json").splitlines()}
     assert used == set(keys[:2])
     assert "2 plans written" in invoke("--dir", warm, "export", tmp_path / "last.bundle", "--last-run")
+
+
+def ran(*arguments, stdout=subprocess.PIPE, **environment):
+    command = [sys.executable, "-m", "plancache", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, check=False)
+
+
+def test_tables_are_written_in_whatever_encoding_the_terminal_has(warm):
+    for command in (("ls",), ("show", listed_keys(warm)[0]), ("stats", "-v")):
+        done = ran("--dir", warm, *command, PYTHONIOENCODING="ascii")
+        assert (done.returncode, done.stderr) == (0, b""), command
+        assert done.stdout.isascii()
+    strange = os.fsencode(warm.parent) + b"/\xff"
+    assert ran("--dir", os.fsdecode(strange), "path", PYTHONIOENCODING="utf-8").stdout == strange + b"\n"
+
+
+def test_an_output_that_takes_nothing_is_one_line_and_exit_code_1(warm):
+    for command in (("ls",), ("ls", "--json"), ("ls", "--csv"), ("stats",), ("path",)):
+        with open("/dev/full", "wb") as full:  # noqa: PTH123
+            done = ran("--dir", warm, *command, stdout=full)
+        assert done.returncode == 1, command
+        assert done.stderr == b"Error: [Errno 28] No space left on device\n", command
+
+
+def listed_keys(path):
+    return [json.loads(line)["key"] for line in invoke("--dir", path, "ls", "--json").splitlines()]

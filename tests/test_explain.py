@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import plancache
 from plancache.cli import cli
+from plancache.errors import PlanCacheError
 from plancache.outcome import Reason, Source
 from tests import graphs
 
@@ -153,6 +154,20 @@ def test_the_command_explains_what_a_job_missed(warm, misses, monkeypatch):
     assert invoke("--dir", warm, "explain", key[:8]) == output
 
 
+def test_the_nearest_entry_is_told_of_layers_too(warm, misses, tmp_path, targeted, monkeypatch):
+    file, _ = misses
+    with plancache.open(tmp_path / "top", layers=[warm]) as cache:
+        cache.build(graphs.unary()[0])
+        assert told(cache.explain(graphs.matmul(m=32)[0])) == [
+            "tensor a: dim [1, 32, 64], cached [1, 64, 64]",
+            "tensor a: stride [2048, 64, 1], cached [4096, 64, 1]",
+        ]
+    expected = invoke("--dir", warm, "explain", file)
+    monkeypatch.setenv("PLANCACHE_LAYERS", str(warm))
+    assert invoke("--dir", tmp_path / "top", "explain", file) == expected
+    assert invoke("--dir", tmp_path / "nowhere", "explain", file) == expected
+
+
 def test_the_command_explains_what_a_job_missed_and_then_stored(warm, misses):
     file, key = misses
     with plancache.target("h200"), plancache.open(warm) as cache:
@@ -187,3 +202,38 @@ def test_a_list_of_misses_that_cannot_be_written_costs_one_warning(warm, targete
         for m in (16, 24):
             assert cache.build(graphs.matmul(m=m)[0]).source is Source.BUILT
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_the_command_shows_names_of_tensors_as_they_are(warm, misses):
+    file, _ = misses
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["labels"] = dict.fromkeys(line["labels"], "[/red] [bold]\x1b[31m")
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    output = invoke("--dir", warm, "explain", file)
+    assert "[/red] [bold]�[31m" in output
+    assert "\x1b" not in output
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"arguments": 1, "tensors": 2, "nodes": 3},
+        {"arguments": {}, "tensors": [], "nodes": [3]},
+        {"arguments": {}, "tensors": [{"uid": 1}], "nodes": []},
+    ],
+)
+def test_a_graph_document_that_is_none_is_an_error_that_says_so(warm, tmp_path, document):
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(document))
+    result = CliRunner().invoke(cli, ["--dir", str(warm), "explain", str(file), "--device", "h200"])
+    assert isinstance(result.exception, PlanCacheError)
+    assert "a graph document cannot be read" in str(result.exception)
+
+
+def test_damaged_lines_of_a_list_cost_no_others(warm, misses):
+    file, key = misses
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff\xfe\n[]\n1\n" + b"[" * 100_000 + b'\n{"documents": 1}\n\0\0\n' + whole + whole[:500])
+    (explanation,) = [json.loads(line) for line in invoke("--dir", warm, "explain", file, "--json").splitlines()]
+    assert explanation["key"] == key

@@ -85,6 +85,30 @@ def test_rows_are_sorted_the_largest_or_first_letter_first(warm):
     assert [row["operation"].split()[0] for row in listed(warm, "--sort", "op")] == ["conv", "matmul", "sdpa"]
 
 
+def test_kernels_are_listed_sorted_and_selected_as_plans_are(tmp_path, targeted):
+    with plancache.open(tmp_path) as cache:
+        for width in (64, 66):  # kernels of two alignments
+            graph = graphs.new(is_dynamic_shape_enabled=True)
+            a = graph.tensor(dim=[1, 32, 64], stride=[2048, 64, 1])
+            b = graph.tensor(dim=[1, 64, width], stride=[64 * width, width, 1])
+            graph.matmul(a, b).set_output(True)
+            cache.build(graph)
+
+    def kernels(*options):
+        return invoke("--dir", tmp_path, "ls", "--kernels", *options).splitlines()
+
+    rows = listed(tmp_path, "--kernels")
+    assert kernels()[-1].startswith(f"{len(rows)} kernels of ")  # without the headers of their caches
+    assert len(rows) > 1
+    version = rows[0]["cudnn"]
+    assert version.count(".") == 2
+    assert len(listed(tmp_path, "--kernels", "--env", version)) == len(rows)
+    assert not listed(tmp_path, "--kernels", "--env", "1.0")
+    for options in (("--sort", "created"), ("--sort", "created", "--reverse")):
+        keys = [row["key"][:12] for row in listed(tmp_path, "--kernels", *options)]
+        assert [line[:12] for line in kernels(*options)[1:-1]] == keys
+
+
 def test_what_would_run_here_without_compiling_is_one_command(warm, tmp_path):
     assert len(listed(warm, "--here", "--device", "h200")) == 3
     with plancache.open(warm) as cache:
@@ -96,6 +120,26 @@ def test_what_would_run_here_without_compiling_is_one_command(warm, tmp_path):
     older = json.loads(plancache.device("h200").to_json())
     (tmp_path / "older.json").write_text(json.dumps({**older, "driverVer": 12000}))
     assert listed(warm, "--here", "--device", tmp_path / "older.json") == []
+
+
+def test_what_layers_hold_would_run_here_too_and_is_listed_once(warm, tmp_path):
+    bundle, top = tmp_path / "plans.bundle", tmp_path / "top"
+    every = {row["key"] for row in listed(warm)}
+    invoke("--dir", warm, "export", bundle)
+    layers = {"PLANCACHE_LAYERS": f"{bundle}:{tmp_path / 'nowhere'}"}
+
+    def here(code=0, **environment):
+        output = invoke("--dir", top, "ls", "--json", "--here", "--device", "h200", code=code, **environment)
+        return [json.loads(line) for line in output.splitlines()]
+
+    assert not here(code=1)  # there is no cache
+    found = here(**layers)
+    assert {(row["key"], row["device_name"], row["cudnn"].count(".")) for row in found} == {
+        (key, "NVIDIA H200", 2) for key in every
+    }
+    invoke("--dir", top, "import", bundle)
+    assert {row["key"] for row in here(**layers)} == every
+    assert len(here(**layers)) == len(every)
 
 
 def test_without_a_gpu_and_a_name_here_says_what_to_name(warm):
@@ -249,6 +293,15 @@ def test_dot_names_the_same_and_escapes_quotes(targeted):
     assert text.startswith("digraph plan {")
     assert text.count("->") == 8
     assert 'label="up <&\\">\\n1×64×128 f16"' in text
+
+
+def test_a_drawing_is_whole_whatever_its_tensors_are_called(targeted):
+    graph, _ = graphs.matmul()
+    evil = dict.fromkeys(labels(graph), "a\x1b[31m\x00\ud800")
+    for draw in (drawing.svg, drawing.dot):
+        draw(declare(graph).document, evil).encode()
+    drawn = ElementTree.fromstring(drawing.svg(declare(graph).document, evil))
+    assert any("a�[31m��" in (text.text or "") for text in drawn.iter("{http://www.w3.org/2000/svg}text"))
 
 
 def test_show_draws_a_graph_in_a_file(warm, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -52,7 +54,8 @@ class _Commands(click.Group):
 
 
 _EXIT_CODES = (
-    "Exit codes: 0 done; 1 an error, which stderr explains, or something found wrong (verify, doctor); 2 wrong usage."
+    "Exit codes: 0 done; 1 an error, which stderr explains, or something found wrong (verify, doctor), or interrupted; "
+    "2 wrong usage; 130 warm or rewarm interrupted."
 )
 
 
@@ -93,8 +96,18 @@ def _what_is_there(directory: Path) -> str:
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 an error that is explained on stderr, 2 wrong usage."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Sizes are written with ×, which not every encoding has; names of files may be bytes that UTF-8 has not.
+        unicode = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+        sys.stdout.reconfigure(errors="surrogateescape" if unicode else "replace")
     try:
         cli()
     except PlanCacheError as error:
         click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # a full disk behind a redirection, a directory that nobody may enter
+        with suppress(OSError):
+            click.echo(f"Error: {error}", err=True)
+        with suppress(OSError, ValueError):  # what could not be written is not tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

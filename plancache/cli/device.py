@@ -8,7 +8,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from plancache.cli.listing import printable
+from plancache.cli.output import write_text
 from plancache.cudnn import device as devices
 
 
@@ -26,9 +29,9 @@ def show(what: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(chosen.to_json())
         return
-    table = Table("property", "value", "decides", title=chosen.name, title_justify="left")
+    table = Table("property", "value", "decides", title=Text(printable(chosen.name)), title_justify="left")
     for name, value in json.loads(chosen.to_json()).items():
-        table.add_row(name, str(value), "yes" if name in chosen.document else "")
+        table.add_row(Text(printable(name)), Text(printable(str(value))), "yes" if name in chosen.document else "")
     console = Console()
     console.print(table)
     console.print(f"Fingerprint {chosen.fingerprint[:16]}, of the properties that decide which plans fit.")
@@ -42,16 +45,10 @@ def export(file: Path, what: str | None, force: bool) -> None:
     """Write a device's document to FILE, for `plancache.target(FILE)` on a host without the device."""
     chosen = devices.device(named(what))
     text = json.dumps(json.loads(chosen.to_json()), indent=1) + "\n"
-    try:
-        with file.open("w" if force else "x") as out:
-            out.write(text)
-    except FileExistsError:
-        raise click.ClickException(f"{file} exists. Give --force to overwrite it.") from None
-    except OSError as error:
-        raise click.ClickException(f"{file} cannot be written: {error}") from None
+    write_text(file, text, force)
     click.echo(f"{chosen.name}: written to {file}")
 
 
 def named(what: str | None) -> str | int | None:
     """What `plancache.device` takes: digits are a CUDA ordinal."""
-    return int(what) if what is not None and what.isdigit() else what
+    return int(what) if what is not None and what.isdecimal() else what

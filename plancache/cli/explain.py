@@ -11,11 +11,12 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from plancache import misses
 from plancache.cache import PlanCache
 from plancache.cli.device import named
-from plancache.cli.listing import write
+from plancache.cli.listing import printable, write
 from plancache.cli.place import Place
 from plancache.cudnn import device as devices
 from plancache.cudnn import environment
@@ -45,7 +46,7 @@ def explain(place: Place, what: str | None, device_name: str | None, form: str |
     that PLANCACHE_MISSES names.
     """
     with place.open("read-only") as cache:
-        explanations = [_explained(cache, miss) for miss in _wanted(cache, what, device_name)]
+        explanations = [_read(cache, miss) for miss in _wanted(cache, what, device_name)]
     if not explanations:
         raise click.ClickException(f"nothing to explain: no miss and no stored plan matches {what or 'the list'}")
     if form == "csv":
@@ -116,6 +117,18 @@ def _stored(cache: PlanCache, prefix: str) -> Iterator[Miss]:
                 yield Miss(key, row.route, Reason.FOUND, parts["labels"])
 
 
+def _read(cache: PlanCache, miss: Miss) -> Explanation:
+    """`_explained`, of a document that may be anything: it comes from a file that somebody may have written by hand."""
+    try:
+        return _explained(cache, miss)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise PlanCacheError(
+            "a graph document cannot be read",
+            found=f"{type(error).__name__}: {error}",
+            expected="documents as PLANCACHE_MISSES and plancache show --json write them",
+        ) from error
+
+
 def _explained(cache: PlanCache, miss: Miss) -> Explanation:
     told = cache.explain_key(miss.key, miss.route, miss.labels, other_than=miss.reason is Reason.FOUND)
     if told.reason is miss.reason or told.reason is not Reason.FOUND:
@@ -126,11 +139,13 @@ def _explained(cache: PlanCache, miss: Miss) -> Explanation:
 
 
 def _print(explanation: Explanation) -> None:
-    console = Console()
-    console.print(str(explanation).splitlines()[0], highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    console.print(Text(printable(str(explanation).splitlines()[0])), soft_wrap=True)
     if not explanation.differences:
         return
     table = Table("where", "field", "asked for", "cached", box=None, padding=(0, 2), pad_edge=False)
     for one in explanation.differences:
-        table.add_row(one.where or one.part, one.field, value_text(one.ours), value_text(one.cached))
+        # Text, as names of tensors are anything: no markup, and nothing that moves a terminal's cursor.
+        cells = (one.where or one.part, one.field, value_text(one.ours), value_text(one.cached))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)

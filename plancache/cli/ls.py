@@ -60,25 +60,33 @@ def ls(
 ) -> None:
     """List the plans, newest first; KEY is the beginning of their keys.
 
-    With --here it says what would run here without compiling.
+    With --here it says what would run here without compiling, also from the layers under the cache.
     """
     with place.open("read-only") as cache:
-        every = [listed for listed in cache.rows() if is_kernel(listed.row) == kernels]
-        names = cache.names(every)
+        stored = cache.rows_with_layers() if here else list(cache.rows())
+        every = [listed for listed in stored if _is_listed(listed, kernels)]
         if here:
-            every = _served_here(every, selection.device)
+            names = Names()
+            every = _served_here(every, selection.device, names)
             selection = replace(selection, device=None)
+        else:
+            names = cache.names(stored)  # of all: kernels say nothing of their environment, plans beside them do
         rows = sorted_by(selection.of(every, names), names, sort, reverse)
         if form is not None:
             write(form, FIELDS, (document(listed, names) for listed in rows))
         elif kernels:
-            _print_kernels(cache, rows)
+            _print_kernels(cache, rows, by_topology=sort is None and not reverse)
         else:
             _print_plans(rows, names, verbose)
 
 
-def _served_here(rows: Sequence[Listed], device: str | None) -> list[Listed]:
-    """The rows that a graph of this process would be served, by the rules of a lookup."""
+def _is_listed(listed: Listed, kernels: bool) -> bool:
+    """A kernel, and not the header of its cache; or a plan."""
+    return is_kernel(listed.row) == kernels and (not kernels or listed.row.size > 0)
+
+
+def _served_here(rows: Sequence[Listed], device: str | None, names: Names) -> list[Listed]:
+    """The rows that a graph of this process would be served, by the rules of a lookup; `names` learns the names."""
     what = named(device)
     try:
         chosen = devices.device(what)
@@ -94,6 +102,8 @@ def _served_here(rows: Sequence[Listed], device: str | None) -> list[Listed]:
     else:
         routes = {Route.DEVICELESS, Route.REPLAY}
     libraries_here = digest(environment.document())
+    names.devices[chosen.fingerprint] = chosen.name
+    names.environments[libraries_here] = environment.document()
     return [
         listed
         for listed in rows
@@ -133,11 +143,10 @@ def _print_plans(rows: Sequence[Listed], names: Names, verbose: bool) -> None:
     out.print(f"{len(rows)} plans, {size_text(sum(listed.stored for listed in rows))}{note}")
 
 
-def _print_kernels(cache: PlanCache, rows: Sequence[Listed]) -> None:
-    """Topology by topology: engine and kernel, bytes of code, for which shape it was compiled and when."""
-    kept = [listed for listed in rows if listed.row.size]
+def _print_kernels(cache: PlanCache, rows: Sequence[Listed], by_topology: bool) -> None:
+    """Engine and kernel, bytes of code, for which shape it was compiled and when; as sorted, or by topology."""
     lines = []
-    for listed in sorted(kept, key=lambda one: (one.row.key, one.row.created)):
+    for listed in sorted(rows, key=lambda one: (one.row.key, one.row.created)) if by_topology else rows:
         row = listed.row
         name = f"eng{row.engine} {row.name.rpartition('_knob_')[2]}" if "_knob_" in row.name else row.name
         shapes = compiled_for(cache.kernel(row))
@@ -145,8 +154,8 @@ def _print_kernels(cache: PlanCache, rows: Sequence[Listed]) -> None:
     out = console()
     columns = ("topology", "kernel", "compiled for", "KB", "age")
     print_table(out, columns, lines, right=("KB", "age"), gives_way=("kernel", "compiled for"))
-    topologies = len({listed.row.key for listed in kept})
-    out.print(f"{len(kept)} kernels of {topologies} topologies")
+    topologies = len({listed.row.key for listed in rows})
+    out.print(f"{len(rows)} kernels of {topologies} topologies")
 
 
 def compiled_for(kernel: Kernel | None) -> str:

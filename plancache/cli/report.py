@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from plancache.cli.listing import size_text
+from plancache.cli.output import write_text
 from plancache.cli.place import Place
 from plancache.report import LIMIT, page
 
@@ -23,11 +24,5 @@ def report(place: Place, file: Path, limit: int, force: bool) -> None:
     """
     with place.open("read-only") as cache:
         text = page(cache, limit)
-    try:
-        with file.open("w" if force else "x", encoding="utf-8") as out:
-            out.write(text)
-    except FileExistsError:
-        raise click.ClickException(f"{file} exists. Give --force to overwrite it.") from None
-    except OSError as error:
-        raise click.ClickException(f"{file} cannot be written: {error}") from None
-    click.echo(f"{file}: {size_text(len(text.encode()))}")
+    size = write_text(file, text, force)
+    click.echo(f"{file}: {size_text(size)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,20 +11,20 @@ from typing import Any
 import click
 
 from plancache.cache import PlanCache
+from plancache.cli.values import age_value, seconds
 from plancache.store.interface import Listed
 from plancache.totals import Names
 
 ROUTES = ("native", "tuned", "replay", "deviceless")
 _PAUSE = 600.0
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 def ago(text: str) -> float:
     """Seconds since 1970 of `30m`, `12h`, `7d` or `2w` ago."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
-    if not found:
+    length = seconds(text)
+    if length is None:
         raise click.BadParameter(f"{text!r} is no age: write 30m, 12h, 7d or 2w")
-    return time.time() - float(found[1]) * _UNITS[found[2]]
+    return time.time() - length
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,8 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--builder", help="Part of the name of the function that declared the graph."),
         click.option("--engine", type=int, help="Engine id of the plan."),
         click.option("--route", type=click.Choice(ROUTES), help="How the plan was built."),
-        click.option("--since", metavar="AGE", help="Used since: 30m, 12h, 7d, 2w ago."),
-        click.option("--older-than", metavar="AGE", help="Not used since."),
+        click.option("--since", callback=age_value, metavar="AGE", help="Used since: 30m, 12h, 7d, 2w ago."),
+        click.option("--older-than", callback=age_value, metavar="AGE", help="Not used since."),
         click.option("--last-run", is_flag=True, help="What was used last, back to a pause of ten minutes."),
     )
     for option in reversed(options):

@@ -15,6 +15,7 @@ from rich.table import Table
 from plancache.cache import PlanCache
 from plancache.cli.listing import age, document, printable, size_text
 from plancache.cli.ls import compiled_for
+from plancache.cli.output import write_text
 from plancache.cli.place import Place
 from plancache.cli.tune import print_table, table_json
 from plancache.cudnn import drawing
@@ -31,8 +32,9 @@ from plancache.totals import Names
 @click.option(
     "--graph", type=click.Path(dir_okay=False, path_type=Path), help="Draw the graph in FILE.svg or FILE.dot."
 )
+@click.option("--force", is_flag=True, help="Overwrite the drawing's FILE.")
 @click.pass_obj
-def show(place: Place, key: str, as_json: bool, graph: Path | None) -> None:
+def show(place: Place, key: str, as_json: bool, graph: Path | None, force: bool) -> None:
     """Show everything about what is stored under KEY, which may be the beginning of one.
 
     A plan: what it computes, how it was built and where, and its graph. A kernel cache: its kernels, each with engine
@@ -46,7 +48,7 @@ def show(place: Place, key: str, as_json: bool, graph: Path | None) -> None:
         if len(keys) > 1:
             raise click.ClickException(f"{len(keys)} keys begin with {key}: {', '.join(one[:16] for one in keys[:8])}")
         if graph is not None:
-            _draw(cache, rows[0], graph)
+            _draw(cache, rows[0], graph, force)
         elif as_json:
             names = cache.names(rows)
             for listed in rows:
@@ -58,18 +60,15 @@ def show(place: Place, key: str, as_json: bool, graph: Path | None) -> None:
                 _show_plan(cache, listed)
 
 
-def _draw(cache: PlanCache, listed: Listed, file: Path) -> None:
+def _draw(cache: PlanCache, listed: Listed, file: Path, force: bool) -> None:
     draw = {".svg": drawing.svg, ".dot": drawing.dot}.get(file.suffix)
     if draw is None:
         raise click.UsageError(f"{file} says no kind of drawing: name it .svg or .dot")
     parts = None if is_kernel(listed.row) else cache.documents(listed.row)
     if parts is None:
         raise click.ClickException(f"{listed.row.key[:16]} is a kernel cache, which has no graph")
-    try:
-        file.write_text(draw(parts["graph"], labels_in(parts)), encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{file} cannot be written: {error}") from None
-    click.echo(f"{listed.row.operation or listed.row.key[:16]}: drawn in {file}")
+    write_text(file, draw(parts["graph"], labels_in(parts)), force)
+    click.echo(f"{printable(listed.row.operation or listed.row.key[:16])}: drawn in {file}")
 
 
 def labels_in(parts: Mapping[str, Any]) -> dict[int, str]:

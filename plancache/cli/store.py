@@ -16,16 +16,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from plancache.cli.listing import FIELDS, document, formats, size_text, write
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, ago, selecting
-from plancache.settings import size
+from plancache.cli.values import seconds_value, size_value
 
 
 @click.command()
 @click.argument("key", required=False)
 @selecting
 @click.option("--on-device", is_flag=True, help="Run the plans that the options select, each in a child process.")
-@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds after which a plan hangs.")
+@click.option(
+    "--timeout",
+    type=float,
+    callback=seconds_value,
+    default=60.0,
+    show_default=True,
+    help="Seconds after which a plan hangs.",
+)
 @click.option("--keep", is_flag=True, help="Remove nothing of what was wrong on the device.")
-@click.option("--memory", metavar="SIZE", help="Memory on the device for one graph. [default: most of what is free]")
+@click.option(
+    "--memory",
+    callback=size_value,
+    metavar="SIZE",
+    help="Memory on the device for one graph. [default: most of what is free]",
+)
 @click.option("--repair", is_flag=True, help="Remove what is wrong, and keep what is good of a damaged database.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_obj
@@ -35,7 +47,7 @@ def verify(
     on_device: bool,
     timeout: float,
     keep: bool,
-    memory: str | None,
+    memory: int | None,
     repair: bool,
     as_json: bool,
 ) -> None:
@@ -50,8 +62,7 @@ def verify(
             raise click.UsageError("--repair is about records on disk: call it without --on-device")
         from plancache.cli.ondevice import verify_on_device
 
-        bound = None if memory is None else size(memory, "--memory")
-        verify_on_device(place, selection, timeout, keep, bound, as_json)
+        verify_on_device(place, selection, timeout, keep, memory, as_json)
     elif keep or memory is not None or any(value for value in vars(selection).values()):
         raise click.UsageError("a selection, --keep and --memory go with --on-device; records are checked all together")
     with place.open("read-write" if repair else "read-only") as cache, progress("checking") as step:
@@ -72,25 +83,29 @@ def verify(
 @click.command()
 @click.argument("key", required=False)
 @selecting
-@click.option("--max-bytes", metavar="SIZE", help="Least recently used first, until the records take no more: 500M.")
+@click.option(
+    "--max-bytes",
+    callback=size_value,
+    metavar="SIZE",
+    help="Least recently used first, until the records take no more: 500M.",
+)
 @click.option("--dry-run", is_flag=True, help="Remove nothing; say what would go.")
 @formats
 @click.pass_obj
-def prune(place: Place, selection: Selection, max_bytes: str | None, dry_run: bool, form: str | None) -> None:
+def prune(place: Place, selection: Selection, max_bytes: int | None, dry_run: bool, form: str | None) -> None:
     """Remove what was least recently used, or what the options select; KEY is the beginning of keys.
 
     With --max-bytes, of what is selected only as much as is beyond it.
     """
     if max_bytes is None and selection.is_everything:
         raise click.UsageError("say what is to go: --max-bytes SIZE, --older-than AGE, a KEY or another option")
-    limit = None if max_bytes is None else size(max_bytes, "--max-bytes")
     before = None if selection.older_than is None else ago(selection.older_than)
     with place.open("read-write") as cache:
         cache.flush()
         every = list(cache.rows())
         names = cache.names(every)
         among = replace(selection, older_than=None).of(every, names)
-        gone = cache.prune(limit, before, dry_run, among)
+        gone = cache.prune(max_bytes, before, dry_run, among)
         if form is not None:
             write(form, FIELDS, (document(listed, names) for listed in gone))
             return

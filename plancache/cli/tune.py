@@ -14,8 +14,8 @@ from rich.table import Table
 from plancache.cli.listing import size_text
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, selecting
+from plancache.cli.values import seconds_value, size_value
 from plancache.errors import BuilderError, RunError
-from plancache.settings import size
 from plancache.store.interface import Row
 from plancache.tuning import OK, WAITING, Tuning
 
@@ -23,10 +23,31 @@ from plancache.tuning import OK, WAITING, Tuning
 @click.command()
 @click.argument("key", required=False)
 @selecting
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="Time for one graph's candidates.")
-@click.option("--workspace", metavar="SIZE", help="Pass over candidates whose workspace is larger: 64M.")
-@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds after which a candidate hangs.")
-@click.option("--memory", metavar="SIZE", help="Memory on the device for one graph. [default: most of what is free]")
+@click.option(
+    "--seconds",
+    type=float,
+    callback=seconds_value,
+    default=60.0,
+    show_default=True,
+    help="Time for one graph's candidates.",
+)
+@click.option(
+    "--workspace", callback=size_value, metavar="SIZE", help="Pass over candidates whose workspace is larger: 64M."
+)
+@click.option(
+    "--timeout",
+    type=float,
+    callback=seconds_value,
+    default=60.0,
+    show_default=True,
+    help="Seconds after which a candidate hangs.",
+)
+@click.option(
+    "--memory",
+    callback=size_value,
+    metavar="SIZE",
+    help="Memory on the device for one graph. [default: most of what is free]",
+)
 @click.option("--again", is_flag=True, help="Measure anew what was measured already.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each graph.")
 @click.pass_obj
@@ -34,9 +55,9 @@ def tune(
     place: Place,
     selection: Selection,
     seconds: float,
-    workspace: str | None,
+    workspace: int | None,
     timeout: float,
-    memory: str | None,
+    memory: int | None,
     again: bool,
     as_json: bool,
 ) -> None:
@@ -48,11 +69,7 @@ def tune(
     from plancache import ondevice, tuning
     from plancache.worker import Worker
 
-    limits = tuning.Limits(
-        seconds,
-        None if workspace is None else size(workspace, "--workspace"),
-        None if memory is None else size(memory, "--memory"),
-    )
+    limits = tuning.Limits(seconds, workspace, memory)
     results: list[tuple[Row, Tuning | str]] = []
     failed = 0
     console = Console(stderr=True)

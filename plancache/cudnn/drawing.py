@@ -102,7 +102,7 @@ def _read(graph: Mapping[str, Any], labels: Mapping[int, str]) -> tuple[list[Box
     made: dict[int, Box] = {}
     boxes, edges = [], []
     for number, node in enumerate(graph["nodes"]):
-        box = Box(f"n{number}", "operation", (kind_of(node), *_shortened(_params(node))))
+        box = Box(f"n{number}", "operation", _shortened((kind_of(node), *_params(node))))
         boxes.append(box)
         made |= dict.fromkeys(node["outputs"].values(), box)
     inputs: dict[int, Box] = {}
@@ -110,7 +110,7 @@ def _read(graph: Mapping[str, Any], labels: Mapping[int, str]) -> tuple[list[Box
         for uid in dict.fromkeys(node["inputs"].values()):
             target = boxes[number]
             if uid in made:
-                label = labels.get(uid) or ""
+                label = _whole(labels.get(uid) or "")
                 # The frontend's own names (`relu.0::OUT_0`) say what the drawing shows.
                 edges.append(Edge(made[uid], target, "" if "::" in label else label))
                 continue
@@ -141,7 +141,13 @@ def _tensor(tensor: Mapping[str, Any], uid: int, labels: Mapping[int, str]) -> t
 
 
 def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(line if len(line) <= 48 else f"{line[:47]}…" for line in lines)
+    shown = (_whole(line) for line in lines)
+    return tuple(line if len(line) <= 48 else f"{line[:47]}…" for line in shown)
+
+
+def _whole(text: str) -> str:
+    """A name without what XML has no place for, such as control characters: one would spoil the whole file."""
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 # ------------------------------------------------------------ layout

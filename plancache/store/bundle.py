@@ -16,6 +16,7 @@ from pathlib import Path
 
 from plancache.errors import RecordError, StoreError
 from plancache.store import records
+from plancache.store.database import FILE
 from plancache.store.directory import Access
 from plancache.store.eviction import Bounds
 from plancache.store.interface import Listed, Store
@@ -45,6 +46,8 @@ def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, 
     """
     counts = Counts()
     try:
+        file = file.resolve()  # what a link leads to is replaced, and not the link
+        _refuse(file)
         _remove_left_over(file)
         # A directory of its own, so that whatever becomes of this process there is no half bundle, and the locks and
         # journals of whatever else lies beside `file` (a cache, another export) are not touched.
@@ -63,6 +66,14 @@ def export(store: Store, rows: Iterable[Listed], file: Path, key: bytes | None, 
     except (sqlite3.Error, OSError) as error:
         raise StoreError("the bundle cannot be written", path=file, found=f"{type(error).__name__}: {error}") from error
     return counts
+
+
+def _refuse(file: Path) -> None:
+    """Not over what is no bundle's place: it is replaced, which would end a device, or a cache that is in use."""
+    if file.name == FILE:
+        raise StoreError("a cache's database is not overwritten by a bundle", path=file, found=str(file))
+    if file.exists() and not file.is_file():
+        raise StoreError("a bundle is a file of its own", path=file, found=f"{file}, which is no regular file")
 
 
 def _remove_left_over(file: Path) -> None:
