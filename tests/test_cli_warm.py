@@ -102,6 +102,26 @@ def test_a_file_whose_name_is_another_modules_is_taken_all_the_same(filled, tmp_
     assert "1 found" in invoke("--dir", filled[0], "warm", file, "--device", "h200").stdout
 
 
+def test_a_file_beside_the_builders_that_is_named_as_pythons_own_modules_breaks_no_worker(tmp_path):
+    (tmp_path / "mine.py").write_text("from sibling import simple\n")
+    (tmp_path / "sibling.py").write_text("from tests.layers import simple\n")
+    for name in ("queue", "random", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise SystemError('this is no module of Python')\n")
+    # As the console script is started, which leaves the working directory out of where modules are looked for.
+    begin = f"import sys; sys.path[0] = {str(ROOT)!r}; from plancache.cli import main; main()"
+    command = [sys.executable, "-c", begin]
+    done = subprocess.run(
+        [*command, "--dir", "cache", "warm", "mine.py", "--device", "h200", "--routes", "deviceless", "-j", "1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "1 plans built, 0 found, 0 failed" in done.stdout, done.stderr
+    assert done.returncode == 0
+
+
 def test_rewarming_a_bundle_into_another_cache_finds_what_was_imported(filled, tmp_path):
     bundle = tmp_path / "plans.bundle"
     invoke("--dir", filled[0], "export", bundle)
