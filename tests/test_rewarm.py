@@ -197,6 +197,27 @@ def test_what_cannot_be_built_again_is_listed_and_stops_nothing(tmp_path, here, 
         assert any("TELEPORT" in line.error for line in report.failures)
 
 
+def test_lines_of_nonsense_in_a_list_are_passed_over_and_one_after_a_torn_line_is_read(tmp_path, targeted):
+    listed = tmp_path / "misses"
+    with plancache.open(tmp_path / "cache") as cache:
+        miss = misses.Miss(cache.key(graphs.unary()[0]), "deviceless", plancache.Reason.ABSENT, {})
+    misses.append(listed, miss)
+    good = json.loads(listed.read_text())
+    documents = good["documents"]
+    bad = [
+        {**good, "labels": []},
+        {**good, "documents": {**documents, "graph": "x"}},
+        {**good, "documents": {**documents, "graph": {"arguments": {}}}},
+        {**good, "documents": {**documents, "device": "x"}},
+        {**good, "documents": {**documents, "graph": {**documents["graph"], "tensors": [1]}}},
+        [1],
+    ]
+    torn = json.dumps(good)[:99]  # a full disk
+    lines = [*map(json.dumps, bad), "[" * 100_000, torn + json.dumps(good, separators=(",", ":"))]
+    listed.write_bytes(b"\xff\xfe\n" + "\n".join(lines).encode() + b"\n")
+    assert list(misses.read(listed)) == [miss]
+
+
 @pytest.mark.parametrize("text", ["nonsense", None])
 def test_a_source_that_is_none_is_an_error(tmp_path, text):
     source = tmp_path / "source"
