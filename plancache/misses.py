@@ -1,7 +1,7 @@
 """Misses, kept with their documents: to be explained, and to be built by somebody else later.
 
 A list of misses is a text file with one JSON object a line (`PLANCACHE_MISSES`), appended to by any number of
-processes. JSON keeps ints, floats and strings exactly as Python's own `json` writes them.
+processes, each graph once by each. JSON keeps ints, floats and strings exactly as Python's own `json` writes them.
 """
 
 from __future__ import annotations

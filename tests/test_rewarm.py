@@ -135,7 +135,7 @@ def test_what_a_job_missed_is_built_from_its_list(warm, tmp_path, here, monkeypa
             job(None)
         with plancache.open(warm, mode="read-only") as cache, plancache.enabled(cache):
             graphs.matmul(m=48)[0].build()
-    assert len(list(misses.read(listed))) == 3
+    assert len(list(misses.read(listed))) == 2
     with plancache.open(tmp_path / "cache") as cache:
         report = plancache.rewarm(listed, executor=here, cache=cache)
         assert (report.counts["built"], len(report.failures)) == (3, 0)  # a replay of the matmul, too
@@ -195,6 +195,17 @@ def test_what_cannot_be_built_again_is_listed_and_stops_nothing(tmp_path, here, 
         report = plancache.rewarm(listed, ["h200"], here, cache=cache, routes=["deviceless"])
         assert report.counts == {"built": 1, "failed": 2}
         assert any("TELEPORT" in line.error for line in report.failures)
+
+
+def test_a_job_that_misses_the_same_graph_again_and_again_lists_it_once(tmp_path, targeted, monkeypatch):
+    listed = tmp_path / "misses"
+    monkeypatch.setenv("PLANCACHE_MISSES", str(listed))
+    with plancache.open(tmp_path / "empty", mode="require-hit") as cache:
+        for build in (graphs.unary, graphs.matmul, graphs.unary, graphs.unary):
+            with pytest.raises(MissError):
+                cache.build(build()[0])
+        assert len(cache.misses) == 4
+    assert len(list(misses.read(listed))) == 2
 
 
 def test_lines_of_nonsense_in_a_list_are_passed_over_and_one_after_a_torn_line_is_read(tmp_path, targeted):
