@@ -12,7 +12,7 @@ import plancache
 from plancache import filler, workers
 from plancache.builders import the_graph
 from plancache.cudnn import libraries
-from plancache.errors import DeviceError, SettingsError, StoreError
+from plancache.errors import BuilderError, DeviceError, SettingsError, StoreError
 from plancache.kernels import is_kernel
 from plancache.store import records
 from plancache.store.database import FILE
@@ -181,6 +181,20 @@ def test_a_route_that_a_stored_plan_does_not_have_is_noted_with_it(warmed, tmp_p
 def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(tmp_path, options, error, text):
     with pytest.raises(error, match=text):
         plancache.warm([layers.simple], **{"devices": ["h200"], **options}, cache=plancache.open(tmp_path / "cache"))
+
+
+def test_one_builder_one_device_and_one_route_need_no_list(warmed):
+    with plancache.open(warmed[0]) as cache:
+        report = plancache.warm(layers.product, "h200", Idle(), cache=cache, routes="deviceless")
+    assert report.counts == {"found": len(layers.product.cases)}
+
+
+def test_what_is_no_builder_and_no_devices_at_all_are_errors_and_no_success(tmp_path):
+    with plancache.open(tmp_path / "cache") as cache:
+        with pytest.raises(BuilderError, match="plancache.cached"):
+            plancache.warm([layers.product.function], ["h200"], Idle(), cache=cache)
+        with pytest.raises(DeviceError, match="an empty list"):
+            plancache.warm([layers.product], [], Idle(), cache=cache)
 
 
 def test_without_a_device_and_without_a_gpu_it_says_to_name_one(tmp_path):
