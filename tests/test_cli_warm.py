@@ -122,6 +122,22 @@ def test_a_file_beside_the_builders_that_is_named_as_pythons_own_modules_breaks_
     assert done.returncode == 0
 
 
+def test_an_output_that_takes_only_ascii_costs_a_few_characters_and_not_the_exit_code(filled, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from tests.layers import attention\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "plancache", "--dir", filled[0], "warm", file, "--device", "h200"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "30"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 plans built, 1 found, 0 failed" in done.stdout
+
+
 def test_rewarming_a_bundle_into_another_cache_finds_what_was_imported(filled, tmp_path):
     bundle = tmp_path / "plans.bundle"
     invoke("--dir", filled[0], "export", bundle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -93,6 +94,9 @@ def _what_is_there(directory: Path) -> str:
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 an error that is explained on stderr, 2 wrong usage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or log that cannot show every character
+            stream.reconfigure(errors="replace")
     try:
         cli()
     except PlanCacheError as error:
