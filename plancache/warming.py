@@ -88,7 +88,7 @@ def _planned(filler: Filler, builders: Sequence[CachedBuilder], places: Sequence
 def _case(filler: Filler, builder: CachedBuilder, case: tuple[Any, ...], place: Place) -> Iterator[Any]:
     try:
         graph, request = _declared(filler.cache, builder, case, place)
-    except Exception as error:  # whatever user code raises
+    except (Exception, SystemExit) as error:  # whatever user code raises
         yield Counted()
         text = str(error).strip() or type(error).__name__
         yield Line(builder.name, case, place.device.name, place.main, FAILED, error=text)

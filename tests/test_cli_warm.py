@@ -80,6 +80,7 @@ def test_several_devices_are_filled_from_names_and_files(filled, tmp_path, h200)
         ("empty.py", "x = 1\n", "has no builders"),
         ("wrong.py", "raise KeyError('lost')\n", "cannot be imported: KeyError: 'lost'"),
         ("torn.py", "def f(:\n", "cannot be imported: SyntaxError"),
+        ("script.py", "raise SystemExit(0)\n", "cannot be imported: SystemExit: 0"),
         (None, None, "there is no file"),
     ],
 )

@@ -183,6 +183,15 @@ def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(tmp_path, option
         plancache.warm([layers.simple], **{"devices": ["h200"], **options}, cache=plancache.open(tmp_path / "cache"))
 
 
+def test_a_builder_that_ends_the_process_is_a_failing_case(tmp_path):
+    def quits(handle):
+        raise SystemExit(0)
+
+    with plancache.open(tmp_path / "cache") as cache:
+        report = plancache.warm([plancache.cached(cases=[()])(quits)], ["h200"], Idle(), cache=cache)
+    assert report.counts == {"failed": 1}
+
+
 def test_one_builder_one_device_and_one_route_need_no_list(warmed):
     with plancache.open(warmed[0]) as cache:
         report = plancache.warm(layers.product, "h200", Idle(), cache=cache, routes="deviceless")

@@ -46,7 +46,7 @@ def _imported(name: str) -> ModuleType:
         return _from_file(path.resolve())
     except click.ClickException:
         raise
-    except Exception as error:  # whatever user code raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever user code raises while it is imported
         raise click.ClickException(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
