@@ -233,6 +233,21 @@ def test_a_damaged_record_is_built_again(warm, here):
         assert plancache.warm([layers.attention], ["h200"], Idle(), **same)
 
 
+def test_signed_records_are_left_to_those_who_have_the_key(tmp_path, here):
+    key = tmp_path / "key"
+    key.write_bytes(b"a secret of 16 bytes or more")
+    key.chmod(0o600)
+    with plancache.open(tmp_path / "cache", key_file=key) as cache:
+        assert plancache.warm([layers.simple], ["h200"], here, cache=cache, routes=["deviceless"])
+    with plancache.open(tmp_path / "cache") as cache:
+        report = plancache.warm([layers.simple], ["h200"], Idle(), cache=cache, routes=["deviceless"])
+        assert report.counts == {"failed": 1}
+        assert "PLANCACHE_KEY_FILE" in report.failures[0].error
+    with plancache.open(tmp_path / "cache", key_file=key) as cache:
+        report = plancache.warm([layers.simple], ["h200"], Idle(), cache=cache, routes=["deviceless"])
+        assert report.counts == {"found": 1}
+
+
 def test_records_are_signed_by_the_process_that_writes_and_workers_have_no_key(tmp_path, here):
     key = tmp_path / "key"
     key.write_text("0123456789abcdef0123")
