@@ -62,6 +62,7 @@ class PlanCache(Finding):
         super().__init__(layers, mode, serve_ahead_of_time, tuned)
         self._misses_file = misses
         self._misses: deque[Miss] = deque(maxlen=64)
+        self._listed: set[tuple[str, str]] = set()
         self._counts: Counter[tuple[Source, Reason]] = Counter()
         self._reasons: set[Reason] = set()
         self._proven: set[str] = set()
@@ -441,7 +442,8 @@ class PlanCache(Finding):
         """Keep what is needed to explain the miss later, and say so the first time a reason comes up."""
         miss = Miss(wanted.key, wanted.route.value, found.reason, labels_of(wanted.graph), wanted.builder)
         self._misses.append(miss)
-        if self._misses_file is not None:
+        if self._misses_file is not None and (name := (miss.key.hash, miss.route)) not in self._listed:
+            self._listed.add(name)
             try:
                 misses.append(self._misses_file, replace(miss, properties=lookups.properties(wanted)))
             except StoreError as error:

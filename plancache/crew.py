@@ -59,10 +59,15 @@ class Crew(Executor):
             self._load[number] -= 1
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers, each when it is done with what it is doing."""
+        """End the workers, each when it is done with what it is doing; without `wait`, now."""
         for pool in self._pools:
             if pool is not None:
+                # What a worker would still come to is lost without one who waits, and the interpreter waits for it at
+                # its end: interrupted once more there, for ever. (Python 3.14 has kill_workers for this.)
+                workers = [] if wait else list((getattr(pool, "_processes", None) or {}).values())
                 pool.shutdown(wait=False, cancel_futures=cancel_futures)
+                for worker in workers:
+                    worker.kill()
         for pool in self._pools:
             if pool is not None and wait:
                 pool.shutdown(wait=True)

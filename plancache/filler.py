@@ -15,7 +15,7 @@ from plancache.cache import PlanCache
 from plancache.crew import Crew, Job, Lost
 from plancache.cudnn import environment
 from plancache.cudnn.plans import Choice, Request, Route
-from plancache.errors import PlanCacheError, StoreError
+from plancache.errors import PlanCacheError, RecordError, StoreError
 from plancache.kernels import KernelKey
 from plancache.keys import PlanKey, digest, topology
 from plancache.outcome import Reason
@@ -148,6 +148,9 @@ class Filler:
                 no_replay = no_replay or found.fields.get(stored.NO_REPLAY, "")
                 if route in place.routes:
                     settled.append((route, FOUND, ""))
+            elif found.reason is Reason.FOREIGN and route in place.routes:
+                # Signed, and there is no key here; or a later version's. Replaced, it would be lost to those it serves.
+                settled.append((route, FAILED, f"what is stored is left to others: {found.detail}"))
             elif route in place.routes:
                 lacking.append(route)
         return lacking, settled
@@ -232,8 +235,8 @@ class Filler:
     def _unfit(self, record: bytes, plan: About, route: str) -> bool:
         try:
             stored.decode(record, plan.key, route, self.cache._signing_key)
-        except PlanCacheError:
-            return True
+        except RecordError as error:
+            return not error.foreign
         return False
 
     def _note(self, plan: About, made: Sequence[Made]) -> None:

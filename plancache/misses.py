@@ -1,7 +1,7 @@
 """Misses, kept with their documents: to be explained, and to be built by somebody else later.
 
 A list of misses is a text file with one JSON object a line (`PLANCACHE_MISSES`), appended to by any number of
-processes. JSON keeps ints, floats and strings exactly as Python's own `json` writes them.
+processes, each graph once by each. JSON keeps ints, floats and strings exactly as Python's own `json` writes them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from plancache.errors import StoreError
-from plancache.keys import PlanKey
+from plancache.keys import PlanKey, topology
 from plancache.outcome import Reason
+
+_BEGIN = '{"key":'
 
 
 @dataclass(frozen=True)
@@ -68,21 +71,29 @@ def append(file: Path, miss: Miss) -> None:
 
 
 def read(file: Path) -> Iterator[Miss]:
-    """The misses in a list. Lines that are cut short (a killed process) or damaged are passed over.
+    """The misses in a list. Lines that are cut short (a killed process, a full disk) or damaged are passed over.
 
     Raises:
         StoreError: the list cannot be read.
     """
     for line in _lines(file):
+        # What follows a line that was cut short stands in the same line.
+        whole = line[max(line.rfind(_BEGIN), 0) :]
         try:
-            fields = json.loads(line)
-            documents = fields["documents"]
-            key = PlanKey.of(documents["graph"], documents["device"], documents["environment"], documents["build"])
-            labels = {int(uid): name for uid, name in fields["labels"].items()}
-            builder, properties = str(fields.get("builder", "")), str(fields.get("properties", ""))
-            yield Miss(key, fields["route"], Reason[fields["reason"]], labels, builder, properties)
+            yield _miss(json.loads(whole))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
+
+
+def _miss(fields: Any) -> Miss:
+    documents = fields["documents"]
+    # What is looked at before a worker is given the documents, which can tell what is wrong with the rest.
+    topology(documents["graph"])
+    documents["device"].get("deviceName")
+    key = PlanKey.of(documents["graph"], documents["device"], documents["environment"], documents["build"])
+    labels = {int(uid): str(name) for uid, name in fields["labels"].items()}
+    builder, properties = str(fields.get("builder", "")), str(fields.get("properties", ""))
+    return Miss(key, str(fields["route"]), Reason[fields["reason"]], labels, builder, properties)
 
 
 def _lines(file: Path) -> Iterator[str]:

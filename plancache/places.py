@@ -32,7 +32,7 @@ class Place:
         return PlanKey(graph, self.device.fingerprint, libraries, build)
 
 
-def placed(what: Iterable[Any] | None, driver: str | int | None, routes: Iterable[str] | None) -> list[Place]:
+def placed(what: Any, driver: str | int | None, routes: Iterable[str] | None) -> list[Place]:
     """Devices as `warm` takes them.
 
     Raises:
@@ -41,9 +41,17 @@ def placed(what: Iterable[Any] | None, driver: str | int | None, routes: Iterabl
     """
     version = driver_version(driver)
     found: dict[Any, Place] = {}
+    if isinstance(what, str | int | Device):
+        what = [what]  # one device
     for one in (None,) if what is None else what:
         place = live(one, routes) if one is None or isinstance(one, int) else described(one, version, routes)
         found[place.what] = place
+    if not found:
+        raise DeviceError(
+            "there is nothing to build for",
+            found="an empty list of devices",
+            expected="devices, or None for the GPU that is here",
+        )
     return list(found.values())
 
 
@@ -69,7 +77,7 @@ def live(ordinal: int | None, routes: Iterable[str] | None) -> Place:
 def _routes(given: Iterable[str] | None, default: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
     if given is None:
         return default
-    wanted = list(given)
+    wanted = [given] if isinstance(given, str) else list(given)
     for route in wanted:
         if route not in ROUTES:
             raise SettingsError("unknown route", name="routes", found=repr(route), expected=" or ".join(ROUTES))

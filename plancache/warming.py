@@ -18,6 +18,7 @@ from plancache.cache import PlanCache
 from plancache.cudnn.graph import labels as labels_of
 from plancache.cudnn.plans import Choice
 from plancache.cudnn.target import target
+from plancache.errors import BuilderError
 from plancache.filler import FAILED, About, Counted, Filler, Line, Progress, Report, grouped, without_replay
 from plancache.outcome import Outcome
 from plancache.places import Place, placed
@@ -50,6 +51,7 @@ def warm(
         progress: called in this thread with (done, all, line) as each plan's fate is known.
 
     Raises:
+        BuilderError: something else than a cached builder.
         DeviceError, SettingsError: a device, driver or route that is none.
         StoreError: the cache cannot be written.
 
@@ -58,7 +60,15 @@ def warm(
     everything that starts processes.
     """
     chosen = cache or default_cache()
-    listed = [builder for builder in builders if builder.cases]
+    given = [builders] if isinstance(builders, CachedBuilder) else list(builders)
+    for one in given:
+        if not isinstance(one, CachedBuilder):
+            raise BuilderError(
+                "only builders that plancache.cached made can be filled ahead of time",
+                found=repr(one),
+                todo="Decorate it with @plancache.cached(cases=[...]).",
+            )
+    listed = [builder for builder in given if builder.cases]
     places = placed(devices, driver, routes)
     total = sum(len(builder.cases) for builder in listed) * len(places)
     filler = Filler(chosen, progress, total)
@@ -78,7 +88,7 @@ def _planned(filler: Filler, builders: Sequence[CachedBuilder], places: Sequence
 def _case(filler: Filler, builder: CachedBuilder, case: tuple[Any, ...], place: Place) -> Iterator[Any]:
     try:
         graph, request = _declared(filler.cache, builder, case, place)
-    except Exception as error:  # whatever user code raises
+    except (Exception, SystemExit) as error:  # whatever user code raises
         yield Counted()
         text = str(error).strip() or type(error).__name__
         yield Line(builder.name, case, place.device.name, place.main, FAILED, error=text)

@@ -80,6 +80,7 @@ def test_several_devices_are_filled_from_names_and_files(filled, tmp_path, h200)
         ("empty.py", "x = 1\n", "has no builders"),
         ("wrong.py", "raise KeyError('lost')\n", "cannot be imported: KeyError: 'lost'"),
         ("torn.py", "def f(:\n", "cannot be imported: SyntaxError"),
+        ("script.py", "raise SystemExit(0)\n", "cannot be imported: SystemExit: 0"),
         (None, None, "there is no file"),
     ],
 )
@@ -100,6 +101,42 @@ def test_a_file_whose_name_is_another_modules_is_taken_all_the_same(filled, tmp_
     file = tmp_path / "json.py"
     file.write_text("from tests.layers import attention\n")
     assert "1 found" in invoke("--dir", filled[0], "warm", file, "--device", "h200").stdout
+
+
+def test_a_file_beside_the_builders_that_is_named_as_pythons_own_modules_breaks_no_worker(tmp_path):
+    (tmp_path / "mine.py").write_text("from sibling import simple\n")
+    (tmp_path / "sibling.py").write_text("from tests.layers import simple\n")
+    for name in ("queue", "random", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise SystemError('this is no module of Python')\n")
+    # As the console script is started, which leaves the working directory out of where modules are looked for.
+    begin = f"import sys; sys.path[0] = {str(ROOT)!r}; from plancache.cli import main; main()"
+    command = [sys.executable, "-c", begin]
+    done = subprocess.run(
+        [*command, "--dir", "cache", "warm", "mine.py", "--device", "h200", "--routes", "deviceless", "-j", "1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "1 plans built, 0 found, 0 failed" in done.stdout, done.stderr
+    assert done.returncode == 0
+
+
+def test_an_output_that_takes_only_ascii_costs_a_few_characters_and_not_the_exit_code(filled, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from tests.layers import attention\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "plancache", "--dir", filled[0], "warm", file, "--device", "h200"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "30"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 plans built, 1 found, 0 failed" in done.stdout
 
 
 def test_rewarming_a_bundle_into_another_cache_finds_what_was_imported(filled, tmp_path):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def test_a_lost_group_is_taken_apart_so_that_only_the_killer_is_lost(tmp_path):
     answers = run(Crew(2), ["fine", "dies", "fine"], tmp_path, parts=True)
     assert set(answers) == {0, 1, 2}
     assert [isinstance(answers[number], Lost) for number in range(3)] == [False, True, False]
+
+
+def test_workers_that_nobody_waits_for_end_at_once_whatever_they_are_doing(tmp_path):
+    crew = Crew(1)
+    _, worker = crew.submit(work, ("fine", "")).result(timeout=60)
+    busy = crew.submit(time.sleep, 600)
+    while not busy.running():
+        time.sleep(0.01)
+    crew.shutdown(wait=False, cancel_futures=True)
+    assert isinstance(busy.exception(timeout=60), BrokenProcessPool)
+    deadline = time.monotonic() + 60
+    while _state(worker) != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_no_more_processes_than_there_is_work(tmp_path):

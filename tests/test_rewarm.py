@@ -135,7 +135,7 @@ def test_what_a_job_missed_is_built_from_its_list(warm, tmp_path, here, monkeypa
             job(None)
         with plancache.open(warm, mode="read-only") as cache, plancache.enabled(cache):
             graphs.matmul(m=48)[0].build()
-    assert len(list(misses.read(listed))) == 3
+    assert len(list(misses.read(listed))) == 2
     with plancache.open(tmp_path / "cache") as cache:
         report = plancache.rewarm(listed, executor=here, cache=cache)
         assert (report.counts["built"], len(report.failures)) == (3, 0)  # a replay of the matmul, too
@@ -195,6 +195,38 @@ def test_what_cannot_be_built_again_is_listed_and_stops_nothing(tmp_path, here, 
         report = plancache.rewarm(listed, ["h200"], here, cache=cache, routes=["deviceless"])
         assert report.counts == {"built": 1, "failed": 2}
         assert any("TELEPORT" in line.error for line in report.failures)
+
+
+def test_a_job_that_misses_the_same_graph_again_and_again_lists_it_once(tmp_path, targeted, monkeypatch):
+    listed = tmp_path / "misses"
+    monkeypatch.setenv("PLANCACHE_MISSES", str(listed))
+    with plancache.open(tmp_path / "empty", mode="require-hit") as cache:
+        for build in (graphs.unary, graphs.matmul, graphs.unary, graphs.unary):
+            with pytest.raises(MissError):
+                cache.build(build()[0])
+        assert len(cache.misses) == 4
+    assert len(list(misses.read(listed))) == 2
+
+
+def test_lines_of_nonsense_in_a_list_are_passed_over_and_one_after_a_torn_line_is_read(tmp_path, targeted):
+    listed = tmp_path / "misses"
+    with plancache.open(tmp_path / "cache") as cache:
+        miss = misses.Miss(cache.key(graphs.unary()[0]), "deviceless", plancache.Reason.ABSENT, {})
+    misses.append(listed, miss)
+    good = json.loads(listed.read_text())
+    documents = good["documents"]
+    bad = [
+        {**good, "labels": []},
+        {**good, "documents": {**documents, "graph": "x"}},
+        {**good, "documents": {**documents, "graph": {"arguments": {}}}},
+        {**good, "documents": {**documents, "device": "x"}},
+        {**good, "documents": {**documents, "graph": {**documents["graph"], "tensors": [1]}}},
+        [1],
+    ]
+    torn = json.dumps(good)[:99]  # a full disk
+    lines = [*map(json.dumps, bad), "[" * 100_000, torn + json.dumps(good, separators=(",", ":"))]
+    listed.write_bytes(b"\xff\xfe\n" + "\n".join(lines).encode() + b"\n")
+    assert list(misses.read(listed)) == [miss]
 
 
 @pytest.mark.parametrize("text", ["nonsense", None])

@@ -12,7 +12,7 @@ import plancache
 from plancache import filler, workers
 from plancache.builders import the_graph
 from plancache.cudnn import libraries
-from plancache.errors import DeviceError, SettingsError, StoreError
+from plancache.errors import BuilderError, DeviceError, SettingsError, StoreError
 from plancache.kernels import is_kernel
 from plancache.store import records
 from plancache.store.database import FILE
@@ -183,6 +183,29 @@ def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(tmp_path, option
         plancache.warm([layers.simple], **{"devices": ["h200"], **options}, cache=plancache.open(tmp_path / "cache"))
 
 
+def test_a_builder_that_ends_the_process_is_a_failing_case(tmp_path):
+    def quits(handle):
+        raise SystemExit(0)
+
+    with plancache.open(tmp_path / "cache") as cache:
+        report = plancache.warm([plancache.cached(cases=[()])(quits)], ["h200"], Idle(), cache=cache)
+    assert report.counts == {"failed": 1}
+
+
+def test_one_builder_one_device_and_one_route_need_no_list(warmed):
+    with plancache.open(warmed[0]) as cache:
+        report = plancache.warm(layers.product, "h200", Idle(), cache=cache, routes="deviceless")
+    assert report.counts == {"found": len(layers.product.cases)}
+
+
+def test_what_is_no_builder_and_no_devices_at_all_are_errors_and_no_success(tmp_path):
+    with plancache.open(tmp_path / "cache") as cache:
+        with pytest.raises(BuilderError, match="plancache.cached"):
+            plancache.warm([layers.product.function], ["h200"], Idle(), cache=cache)
+        with pytest.raises(DeviceError, match="an empty list"):
+            plancache.warm([layers.product], [], Idle(), cache=cache)
+
+
 def test_without_a_device_and_without_a_gpu_it_says_to_name_one(tmp_path):
     try:
         plancache.device(0)
@@ -208,6 +231,21 @@ def test_a_damaged_record_is_built_again(warm, here):
         assert plancache.warm([layers.product], ["h200"], here, **same).counts["found"] == 1
         assert plancache.warm([layers.attention], ["h200"], here, **same).counts == {"built": 1}
         assert plancache.warm([layers.attention], ["h200"], Idle(), **same)
+
+
+def test_signed_records_are_left_to_those_who_have_the_key(tmp_path, here):
+    key = tmp_path / "key"
+    key.write_bytes(b"a secret of 16 bytes or more")
+    key.chmod(0o600)
+    with plancache.open(tmp_path / "cache", key_file=key) as cache:
+        assert plancache.warm([layers.simple], ["h200"], here, cache=cache, routes=["deviceless"])
+    with plancache.open(tmp_path / "cache") as cache:
+        report = plancache.warm([layers.simple], ["h200"], Idle(), cache=cache, routes=["deviceless"])
+        assert report.counts == {"failed": 1}
+        assert "PLANCACHE_KEY_FILE" in report.failures[0].error
+    with plancache.open(tmp_path / "cache", key_file=key) as cache:
+        report = plancache.warm([layers.simple], ["h200"], Idle(), cache=cache, routes=["deviceless"])
+        assert report.counts == {"found": 1}
 
 
 def test_records_are_signed_by_the_process_that_writes_and_workers_have_no_key(tmp_path, here):

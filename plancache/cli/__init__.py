@@ -96,10 +96,11 @@ def _what_is_there(directory: Path) -> str:
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 an error that is explained on stderr, 2 wrong usage."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # Sizes are written with ×, which not every encoding has; names of files may be bytes that UTF-8 has not.
-        unicode = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-        sys.stdout.reconfigure(errors="surrogateescape" if unicode else "replace")
+    # Sizes are written with ×, which not every encoding has; names of files may be bytes that UTF-8 has not.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "backslashreplace"):
+            unicode = stream.encoding.lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="surrogateescape" if unicode else "replace")
     try:
         cli()
     except PlanCacheError as error:

@@ -20,6 +20,7 @@ def builders(names: Iterable[str]) -> list[CachedBuilder]:
     Raises:
         click.ClickException: one cannot be imported, or has no cached builder.
     """
+    before = list(sys.path)
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules of the working directory, as for `python -m`
     found: dict[int, CachedBuilder] = {}
@@ -30,6 +31,8 @@ def builders(names: Iterable[str]) -> list[CachedBuilder]:
         if not here and Path(name).name != "__init__.py":
             raise click.ClickException(f"{name} has no builders. Decorate them with @plancache.cached(cases=[...]).")
         found |= {id(builder): builder for builder in here}
+    # Worker processes find modules where this one does. A file `queue.py` beside the builders would break them.
+    sys.path[:] = [*before, *(place for place in sys.path if place not in before)]
     return list(found.values())
 
 
@@ -43,7 +46,7 @@ def _imported(name: str) -> ModuleType:
         return _from_file(path.resolve())
     except click.ClickException:
         raise
-    except Exception as error:  # whatever user code raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever user code raises while it is imported
         raise click.ClickException(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 

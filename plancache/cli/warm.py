@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -130,11 +131,19 @@ def _progress(what: str) -> Iterator[Told | None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
+    # Workers begin as `python -c`, for which modules in the working directory come before Python's own.
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         yield
     except KeyboardInterrupt:
         click.echo("Interrupted. What was built is stored; the same command goes on from there.", err=True)
         sys.exit(130)
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _finish(report: Report, as_json: bool) -> None:
