@@ -14,7 +14,7 @@ from plancache.cli import ondevice as command
 from plancache.errors import BuilderError, RunError
 from plancache.tuning import Limits
 from plancache.worker import Worker
-from tests.test_tuning import Device, names, offered, on, once  # noqa: F401
+from tests.test_tuning import Device, finished, names, offered, on, once  # noqa: F401
 
 _BEGIN = "import json, sys, time; sys.stdin.readline()\ndef say(**event): print(json.dumps(event), flush=True)\n"
 _BEGIN += "say(event='ready')\nfor line in sys.stdin:\n    job = json.loads(line)\n"
@@ -152,6 +152,28 @@ def test_a_graph_whose_first_choice_hangs_cannot_be_tuned_and_says_so(warm, chil
         listed = next(cache.rows())
         with Worker(cache, 1.0) as one, pytest.raises(RunError, match="eng4 did not come back"):
             ondevice.tune_row(cache, one, listed.row, Limits())
+
+
+@pytest.mark.parametrize("end", ["say(event='error', text='misaligned', fault=True)", "sys.exit(9)"])
+def test_a_first_choice_that_ends_its_process_is_told_to_the_next_child_which_tries_the_others(
+    tmp_path,
+    child,
+    finished,  # noqa: F811
+    end,
+):
+    with plancache.open(tmp_path / "cache") as cache:
+        table = json.dumps(finished[1].document())
+        with plancache.open(finished[0]) as other:
+            listed = next(other.rows())
+        child(
+            f"table = {{**json.loads({table!r}), 'seconds': 9.0}}\n"
+            "if 'eng_first' in job['lost']: say(event='done', table=table); continue\n"
+            f"say(event='candidate', place=0, of=3, name='eng_first')\n{end}"
+        )
+        with Worker(cache, 10.0) as one:
+            assert ondevice.tune_row(cache, one, listed.row, Limits()).seconds == 9.0
+        with Worker(cache, 10.0) as one, pytest.raises(RunError, match="eng_first"):  # no time is left for others
+            ondevice.tune_row(cache, one, listed.row, Limits(seconds=0))
 
 
 def test_a_graph_that_has_nothing_to_tune_is_told_from_one_that_cannot_be(warm, child):
