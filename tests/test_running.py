@@ -1,8 +1,10 @@
 """What plans are run on and judged by: inputs that make sense, outputs that are compared, a child that may be lost."""
 
 import math
+import os
 import random
 import struct
+import subprocess
 import sys
 from array import array
 
@@ -16,6 +18,7 @@ from plancache.cudnn.plans import Choice
 from plancache.errors import RunError
 from plancache.worker import LostError, Worker
 from tests import graphs
+from tests.conftest import ROOT
 
 FLOATS = ("DOUBLE", "FLOAT", "HALF", "BFLOAT16", "FP8_E4M3", "FP8_E5M2")
 INTEGERS = ("INT64", "INT32", "INT8", "UINT8", "BOOLEAN")
@@ -201,3 +204,22 @@ def test_a_child_that_cannot_begin_says_why(tmp_path):
         pytest.skip("there is a GPU here")
     with Worker(plancache.open(tmp_path / "cache"), 60.0) as one, pytest.raises(RunError, match="no CUDA device"):
         list(one.ask({"job": "check"}))
+
+
+def test_files_beside_a_script_do_not_break_the_child_and_it_finds_what_only_the_script_found(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('no json of mine')")
+    script = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
+        "import plancache\nfrom plancache.errors import RunError\nfrom plancache.worker import Worker\n"
+        f"with Worker(plancache.open({str(tmp_path / 'cache')!r}), 60.0) as one:\n"
+        "    try: print(list(one.ask({'job': 'nothing'})))\n"
+        "    except RunError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=_plain(), check=False
+    )
+    assert "no CUDA device" in done.stdout or "KeyError" in done.stdout, done.stdout + done.stderr
+
+
+def _plain():
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
