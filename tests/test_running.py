@@ -67,6 +67,12 @@ def test_two_results_that_differ_by_rounding_are_the_same_and_others_are_not():
     assert numbers.difference([(half, half)], len(half), "HALF").exact
 
 
+def test_of_two_values_in_a_byte_both_are_compared():
+    assert values(b"\x21", "FP4_E2M1") == [0.5, 1.0]
+    low, high = bytes([0x77]) * 64, bytes([0xF7]) * 64  # 6 and 6; 6 and -6
+    assert not numbers.difference([(low, high)], 64, "FP4_E2M1").right
+
+
 def test_a_wrong_part_of_a_large_output_is_found_in_whatever_chunk_it_lies():
     good = array("f", [1.0]) * (1 << 20)
     bad = array("f", good)
