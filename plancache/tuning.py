@@ -350,6 +350,7 @@ class _Tuner:
             candidate.detail = str(found)
             if not found.right:
                 candidate.status = WRONG
+                self._put_right(made)
                 return
         timing = runner.time(built, made, self._outputs)
         candidate.median, candidate.best = round(timing.median, 3), round(timing.best, 3)
@@ -362,6 +363,12 @@ class _Tuner:
             if faster:
                 self._fastest, self._state.best, table.chosen = one, one.plan, place
         candidate.status = OK
+
+    def _put_right(self, made: Operands) -> None:
+        """Whatever a wrong plan has written elsewhere, the next one is to be judged by the same inputs and outputs."""
+        self._runner.refill(made)
+        if self._judged is not None:
+            self._runner.run(self._judged.graph, made, self._expected)
 
     def _prepared(self, built: Any) -> Operands:
         """The inputs and two sets of outputs, which all candidates share."""

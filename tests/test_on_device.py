@@ -201,3 +201,28 @@ def test_kernel_times_are_those_of_the_plans_that_run(warm, child):
         with ondevice.Times(cache, 10.0) as times:
             assert times.of(keys[0]) == {"deviceless": 2.0}
             assert times.of("no such key") == {}
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_a_wrong_plan_ran_on_does_not_judge_the_next_one(monkeypatch, right):
+    from types import SimpleNamespace as Some
+
+    some = Some(chosen=Some(engine=1, knobs={}))
+    monkeypatch.setattr(ondevice.plans, "load", lambda *_: None)
+    monkeypatch.setattr(ondevice.plans, "plan_list", lambda _: some)
+    monkeypatch.setattr(ondevice.frontend, "plan_list", lambda _: some)
+    freed = []
+    runner = Some(
+        run=lambda *_: None,
+        compare=lambda *_: Some(exact=right, right=right),
+        time=lambda *_: ondevice.Timing(2.0, 2.0),
+        release=freed.append,
+        free=freed.append,
+    )
+    native = ondevice._Native("key", "graph", "operands", {1: 10}, {1: 20}, ondevice.Timing(1.0, 1.0), True)
+    checker = object.__new__(ondevice.Checker)
+    checker._native = native
+    fields = {"plan": None, "blob": b""}
+    found = checker._compared(runner, native, Some(graph="graph"), ondevice.Route.REPLAY, fields)
+    assert found["verdict"] == ("right" if right else "wrong")
+    assert (checker._native, freed) == ((native, []) if right else (None, ["operands", 10, 20]))

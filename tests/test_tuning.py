@@ -53,6 +53,9 @@ class Device:
     def outputs(self, made):
         return {}
 
+    def refill(self, made):
+        self.refilled = made
+
     def run(self, graph, made, outputs):
         name = graph.get_plan_name_at_index(0)
         self.ran.append(name)
@@ -171,6 +174,12 @@ def test_the_fastest_right_candidate_is_kept_with_the_table_of_all(finished, tun
     (listed,) = tuned.rows()
     assert (listed.row.route, listed.row.name) == ("tuned", names[2])
     assert tuned.tuning(listed.row) == table
+
+
+def test_after_a_wrong_plan_the_inputs_and_the_expected_outputs_are_made_anew(finished, names):
+    _, _, device = finished
+    assert device.refilled == "operands"  # names[1] was wrong, and may have written anywhere
+    assert device.ran[:4] == [names[0], names[1], names[0], names[2]]
 
 
 def test_the_first_choice_stays_where_it_was_only_slow_because_it_came_first(tmp_path, on, targeted, h200, names):

@@ -126,6 +126,12 @@ class Runner:
             raise
         return made
 
+    def refill(self, made: Operands) -> None:
+        """Put the inputs back to what they were: a plan that computed something else may have written there too."""
+        for operand in made.listed:
+            if not operand.output and not operand.by_value:
+                self._fill(made.inputs[operand.uid], operand)
+
     def outputs(self, made: Operands) -> dict[int, int]:
         """Addresses of new buffers for the outputs, by uid."""
         found: dict[int, int] = {}
