@@ -7,12 +7,14 @@ import json
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 import plancache
 from plancache import ondevice, tuning, worker
+from plancache.cli import cli
 from plancache.cli import ondevice as command
 from plancache.errors import BuilderError, RunError
-from plancache.tuning import Limits
+from plancache.tuning import Limits, Tuning
 from plancache.worker import Worker
 from tests.test_tuning import Device, finished, names, offered, on, once  # noqa: F401
 
@@ -226,3 +228,37 @@ def test_what_a_wrong_plan_ran_on_does_not_judge_the_next_one(monkeypatch, right
     found = checker._compared(runner, native, Some(graph="graph"), ondevice.Route.REPLAY, fields)
     assert found["verdict"] == ("right" if right else "wrong")
     assert (checker._native, freed) == ((native, []) if right else (None, ["operands", 10, 20]))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_was_found_before_an_interruption_is_reported(warm, child, capsys, monkeypatch, as_json):
+    monkeypatch.setattr(command, "here", lambda rows: sorted(rows, key=lambda one: one.row.engine))
+    place, any_ = plancache.cli.place.Place(warm, None), plancache.cli.selection.Selection(*[None] * 9)
+    with plancache.open(warm) as cache:
+        wrong, *_ = says(child, cache, "wrong", "right", "right")
+    asked, count = ondevice._asked, []
+
+    def interrupted(*arguments):
+        count.append(1)
+        if len(count) == 2:
+            raise KeyboardInterrupt
+        return asked(*arguments)
+
+    monkeypatch.setattr(ondevice, "_asked", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.verify_on_device(place, any_, 10.0, False, None, as_json)
+    out = capsys.readouterr().out
+    assert wrong[:12] in out
+    assert "removed" in out
+    count.clear()
+    tables = {"eng1": Tuning([])}
+    monkeypatch.setattr(ondevice, "tune_row", lambda *_: tables.pop("eng1"))  # the second one raises a KeyError
+    done = CliRunner().invoke(cli, ["--dir", str(warm), "tune", *(["--json"] if as_json else [])])
+    assert isinstance(done.exception, KeyError)
+    assert ('"candidates": []' if as_json else "1 of 1 graphs tuned") in done.output
+
+
+@pytest.mark.parametrize("arguments", [["tune", "--timeout", "0"], ["tune", "--seconds", "-1"]])
+def test_limits_that_make_every_plan_hang_are_wrong_usage(warm, arguments):
+    assert CliRunner().invoke(cli, ["--dir", str(warm), *arguments]).exit_code == 2
+    assert CliRunner().invoke(cli, ["--dir", str(warm), "verify", "--on-device", "--timeout", "0"]).exit_code == 2

@@ -23,7 +23,9 @@ from plancache.settings import size
 @click.argument("key", required=False)
 @selecting
 @click.option("--on-device", is_flag=True, help="Run the plans that the options select, each in a child process.")
-@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds after which a plan hangs.")
+@click.option(
+    "--timeout", type=click.FloatRange(1.0), default=60.0, show_default=True, help="Seconds after which a plan hangs."
+)
 @click.option("--keep", is_flag=True, help="Remove nothing of what was wrong on the device.")
 @click.option("--memory", metavar="SIZE", help="Memory on the device for one graph. [default: most of what is free]")
 @click.option("--repair", is_flag=True, help="Remove what is wrong, and keep what is good of a damaged database.")
