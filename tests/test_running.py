@@ -13,7 +13,7 @@ import pytest
 
 import plancache
 from plancache import worker
-from plancache.cudnn import inputs, numbers, plans
+from plancache.cudnn import inputs, numbers, plans, running
 from plancache.cudnn.plans import Choice
 from plancache.errors import RunError
 from plancache.worker import LostError, Worker
@@ -152,6 +152,16 @@ def test_numbers_that_are_given_by_value_and_scales_are_above_zero(targeted):
     assert found[epsilon.uid].by_value
     assert struct.unpack("<f", found[epsilon.uid].content) == (0.125,)
     assert min(values(found[scale.uid].content, "HALF")) > 0
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"), [(1, False), (2, False), (801, False), (901, False), (700, True), (716, True)]
+)
+def test_only_an_error_that_stays_is_a_fault_of_the_device(status, fault):
+    runner = object.__new__(running.Runner)
+    with pytest.raises(RunError) as caught:
+        runner._ask((status,), "cuGraphInstantiate")
+    assert caught.value.fault is fault
 
 
 @pytest.fixture
