@@ -195,6 +195,7 @@ class Upkeep:
             jobs: as for `plancache.warm`.
             progress: as for `plancache.warm`.
             measure: called with each line of a plan that was built and stored; what it gives is the line's `gain`.
+                Kernel times by route are `lambda line: times.of(line.key)`, with `plancache.ondevice.Times`.
 
         Raises:
             DeviceError: there is no GPU here.
