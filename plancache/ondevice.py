@@ -247,6 +247,8 @@ class Checker:
         strict = same and native.repeatable and route in (Route.NATIVE, Route.TUNED)
         right = found.exact if strict else found.right
         micros = runner.time(wanted.graph, native.operands, native.outputs).median if right else None
+        if not right:  # it may have written elsewhere too, and the key's next plan is not to be judged by that
+            self._release(runner)
         return _said(RIGHT if right else WRONG, str(found), found.exact, micros, native.timing.median)
 
     def _release(self, runner: Runner) -> None:
@@ -279,7 +281,8 @@ class Checker:
             )
 
         limits = Limits(job["seconds"], job["workspace"], job["memory"])
-        return tune_request(self._cache, wanted, limits, said, job["again"]).document()
+        lost = {name: (status, detail) for name, (status, detail) in job["lost"].items()}
+        return tune_request(self._cache, wanted, limits, said, job["again"], lost).document()
 
 
 def _said(
@@ -303,6 +306,9 @@ def tune_row(
 ) -> Tuning:
     """Tune the graph of a stored plan in a child process, which is ended where a candidate hangs.
 
+    A candidate that did not come back, or left the device at fault, is not tried again, be it the heuristics' first
+    choice: the next one that runs is then what the others are judged by.
+
     Args:
         said: called before each candidate: its place, how many there are, its name.
 
@@ -312,11 +318,11 @@ def tune_row(
         StoreError: the cache cannot be read or written.
     """
     begun = time.monotonic()
-    lost_at: set[str] = set()
+    lost: dict[str, tuple[str, str]] = {}
     while True:
         name = None
         seconds = max(0.0, limits.seconds - (time.monotonic() - begun))
-        job = {"job": "tune", "key": row.key, "route": row.route, "seconds": seconds, "again": again}
+        job = {"job": "tune", "key": row.key, "route": row.route, "seconds": seconds, "again": again, "lost": lost}
         try:
             for event in worker.ask({**job, "workspace": limits.workspace, "memory": limits.memory}):
                 if event["event"] == "candidate":
@@ -326,15 +332,15 @@ def tune_row(
                     return Tuning.of(event["table"])
                 elif event.get("kind") == BuilderError.__name__:
                     raise BuilderError(event["text"])
-                elif not event.get("fault") or name is None or name in lost_at:
+                elif not event.get("fault"):
                     raise RunError("a graph could not be tuned", found=event["text"])
                 else:
-                    lost_at.add(name)
-        except LostError as lost:
-            status = HUNG if lost.hung else FAILED
-            if name is None or not mark(cache, row, name, status, str(lost)):
-                raise RunError(
-                    "a graph could not be tuned",
-                    found=f"the heuristics' first choice {name or ''} did not come back: {lost}",
-                ) from None
+                    status, detail = FAILED, event["text"]
+        except LostError as error:
+            status, detail = HUNG if error.hung else FAILED, str(error)
+        kept = name is not None and mark(cache, row, name, status, detail)
+        if name is None or name in lost or not (kept or time.monotonic() - begun < limits.seconds):
+            found = f"candidate {name} did not come back: {detail}" if name else detail
+            raise RunError("a graph could not be tuned", found=found)
+        lost[name] = status, detail
         again = False

@@ -104,11 +104,11 @@ def driver_version(text: str | int | None) -> int:
     major, _, minor = str(text).partition(".")
     if isinstance(text, int):
         version = text
-    elif major.isdecimal() and (minor.isdecimal() or not minor):
+    elif major.isdecimal() and ((len(minor) == 1 and minor.isdecimal()) or not minor):  # 12.80 is no 12.8
         version = 1000 * int(major) + 10 * int(minor or 0)
     else:
         version = 0
-    if not lowest <= version < 100_000:
+    if not lowest <= version < lowest + 10_000:  # nothing would ever serve plans of a driver that nobody has
         raise SettingsError(
             "not a CUDA driver that this cuDNN runs on",
             name="driver",

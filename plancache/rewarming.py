@@ -132,15 +132,16 @@ def upgrade(
 
 
 def _served_otherwise(cache: PlanCache, libraries: str, place: Place) -> Iterator[Seen]:
-    """What this device was served, from any layer, by another route than `native`."""
+    """What this device was served, from any layer, by routes that are only a way to start."""
+    good = ("native", "tuned") if cache._tuned else ("native",)
     native: set[str] = set()
     others: list[tuple[Store, Row]] = []
     for layer in range(len(cache._layers)):
         store = cache._layers[layer]
         for listed in store.rows(device=place.device.fingerprint, environment=libraries):
-            if listed.row.route == "native":
+            if listed.row.route in good:
                 native.add(listed.row.key)
-            elif not is_kernel(listed.row):
+            elif listed.row.route in ("replay", "deviceless"):
                 others.append((store, listed.row))
     for store, row in others:
         if row.key not in native:

@@ -155,8 +155,18 @@ def tune(
     return tune_request(cache, wanted, limits, said, again)
 
 
-def tune_request(cache: PlanCache, wanted: Request, limits: Limits, said: Said, again: bool = False) -> Tuning:
+def tune_request(
+    cache: PlanCache,
+    wanted: Request,
+    limits: Limits,
+    said: Said,
+    again: bool = False,
+    lost: Mapping[str, tuple[str, str]] | None = None,
+) -> Tuning:
     """Tune the request's graph, one process at a time; whoever waited takes what the other one has found.
+
+    Args:
+        lost: candidates that are not tried, by name: they ended a process before this one. Their status and its detail.
 
     Raises:
         BuilderError: the graph has nothing to tune.
@@ -177,7 +187,7 @@ def tune_request(cache: PlanCache, wanted: Request, limits: Limits, said: Said, 
             return finished
         ordinal = getattr(getattr(frontend.handle_of(wanted.graph), "device", None), "ordinal", None)
         with Runner(ordinal, limits.memory) as runner:
-            table = _Tuner(cache, wanted, limits, runner, said).run(known(cache, wanted), again)
+            table = _Tuner(cache, wanted, limits, runner, said, lost or {}).run(known(cache, wanted), again)
     cache._maintain()
     return table
 
@@ -220,8 +230,17 @@ class _Ready:
 class _Tuner:
     """One tuning, under its lock."""
 
-    def __init__(self, cache: PlanCache, wanted: Request, limits: Limits, runner: Runner, said: Said) -> None:
+    def __init__(
+        self,
+        cache: PlanCache,
+        wanted: Request,
+        limits: Limits,
+        runner: Runner,
+        said: Said,
+        lost: Mapping[str, tuple[str, str]],
+    ) -> None:
         self._cache, self._wanted, self._limits, self._runner, self._said = cache, wanted, limits, runner, said
+        self._lost = lost
         self._started = time.monotonic()
         self._operands: Operands | None = None
         self._judge: int | None = None
@@ -234,6 +253,9 @@ class _Tuner:
         """Measure what was not measured yet, as long as there is time."""
         self._state = self._begun(earlier, again)
         table = self._state.table
+        for one in table.candidates:
+            if one.name in self._lost:
+                one.status, one.detail = self._lost[one.name]
         spent = table.seconds
         try:
             for place, candidate in enumerate(table.candidates):
@@ -260,6 +282,7 @@ class _Tuner:
         timings: dict[int, list[Timing]] = {first.place: [], fastest.place: []}
         for _ in range(_TURNS):
             for one in (first, fastest):
+                self._said(one.place, table)  # so that it is this one that did not come back
                 timings[one.place].append(self._runner.time(one.graph, self._operands, self._outputs))
         for place, taken in timings.items():
             table.candidates[place].median = round(min(one.median for one in taken), 3)
@@ -288,7 +311,8 @@ class _Tuner:
         table.seconds = earlier.table.seconds
         table.first = _place(listed, earlier.table, earlier.table.first)
         table.chosen = _place(listed, earlier.table, earlier.table.chosen)
-        if table.first is None or table.chosen is None:  # the heuristics list others now
+        unfit = [listed[place].name in self._lost for place in (table.first, table.chosen) if place is not None]
+        if table.first is None or table.chosen is None or any(unfit):  # the heuristics list others now, or it was lost
             return _State(Tuning([replace(one, status=WAITING) for one in listed]), earlier.record)
         return _State(table, earlier.record, earlier.best)
 
@@ -326,6 +350,7 @@ class _Tuner:
             candidate.detail = str(found)
             if not found.right:
                 candidate.status = WRONG
+                self._put_right(made)
                 return
         timing = runner.time(built, made, self._outputs)
         candidate.median, candidate.best = round(timing.median, 3), round(timing.best, 3)
@@ -338,6 +363,12 @@ class _Tuner:
             if faster:
                 self._fastest, self._state.best, table.chosen = one, one.plan, place
         candidate.status = OK
+
+    def _put_right(self, made: Operands) -> None:
+        """Whatever a wrong plan has written elsewhere, the next one is to be judged by the same inputs and outputs."""
+        self._runner.refill(made)
+        if self._judged is not None:
+            self._runner.run(self._judged.graph, made, self._expected)
 
     def _prepared(self, built: Any) -> Operands:
         """The inputs and two sets of outputs, which all candidates share."""
@@ -384,6 +415,9 @@ def mark(cache: PlanCache, row: Row, name: str, status: str, detail: str) -> boo
     table = stored.tuning(fields)
     marked = [] if table is None else [one for one in table["candidates"] if one["name"] == name]
     if table is None or not marked:
+        return False
+    if table["chosen"] is not None and table["candidates"][table["chosen"]] is marked[0]:
+        cache.store.discard(row.key, Route.TUNED, record)  # the record's own plan: it must not be served any longer
         return False
     marked[0].update(status=status, detail=detail)
     changed = records.encode(found, stored.with_tuning(fields, table), cache._signing_key)

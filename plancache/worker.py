@@ -18,13 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from plancache.child import command
 from plancache.errors import PlanCacheError, RunError
 
 if TYPE_CHECKING:
     from plancache.cache import PlanCache
 
 Event = dict[str, Any]
-COMMAND = [sys.executable, "-m", "plancache.worker"]
+COMMAND = command("plancache.worker")
 _START = 180.0  # seconds that a child may take until it is ready: imports from a cold disk, and the CUDA context
 
 

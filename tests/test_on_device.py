@@ -7,14 +7,16 @@ import json
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 import plancache
 from plancache import ondevice, tuning, worker
+from plancache.cli import cli
 from plancache.cli import ondevice as command
 from plancache.errors import BuilderError, RunError
-from plancache.tuning import Limits
+from plancache.tuning import Limits, Tuning
 from plancache.worker import Worker
-from tests.test_tuning import Device, names, offered, on, once  # noqa: F401
+from tests.test_tuning import Device, finished, names, offered, on, once  # noqa: F401
 
 _BEGIN = "import json, sys, time; sys.stdin.readline()\ndef say(**event): print(json.dumps(event), flush=True)\n"
 _BEGIN += "say(event='ready')\nfor line in sys.stdin:\n    job = json.loads(line)\n"
@@ -154,6 +156,28 @@ def test_a_graph_whose_first_choice_hangs_cannot_be_tuned_and_says_so(warm, chil
             ondevice.tune_row(cache, one, listed.row, Limits())
 
 
+@pytest.mark.parametrize("end", ["say(event='error', text='misaligned', fault=True)", "sys.exit(9)"])
+def test_a_first_choice_that_ends_its_process_is_told_to_the_next_child_which_tries_the_others(
+    tmp_path,
+    child,
+    finished,  # noqa: F811
+    end,
+):
+    with plancache.open(tmp_path / "cache") as cache:
+        table = json.dumps(finished[1].document())
+        with plancache.open(finished[0]) as other:
+            listed = next(other.rows())
+        child(
+            f"table = {{**json.loads({table!r}), 'seconds': 9.0}}\n"
+            "if 'eng_first' in job['lost']: say(event='done', table=table); continue\n"
+            f"say(event='candidate', place=0, of=3, name='eng_first')\n{end}"
+        )
+        with Worker(cache, 10.0) as one:
+            assert ondevice.tune_row(cache, one, listed.row, Limits()).seconds == 9.0
+        with Worker(cache, 10.0) as one, pytest.raises(RunError, match="eng_first"):  # no time is left for others
+            ondevice.tune_row(cache, one, listed.row, Limits(seconds=0))
+
+
 def test_a_graph_that_has_nothing_to_tune_is_told_from_one_that_cannot_be(warm, child):
     with plancache.open(warm) as cache:
         listed = next(cache.rows())
@@ -179,3 +203,62 @@ def test_kernel_times_are_those_of_the_plans_that_run(warm, child):
         with ondevice.Times(cache, 10.0) as times:
             assert times.of(keys[0]) == {"deviceless": 2.0}
             assert times.of("no such key") == {}
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_a_wrong_plan_ran_on_does_not_judge_the_next_one(monkeypatch, right):
+    from types import SimpleNamespace as Some
+
+    some = Some(chosen=Some(engine=1, knobs={}))
+    monkeypatch.setattr(ondevice.plans, "load", lambda *_: None)
+    monkeypatch.setattr(ondevice.plans, "plan_list", lambda _: some)
+    monkeypatch.setattr(ondevice.frontend, "plan_list", lambda _: some)
+    freed = []
+    runner = Some(
+        run=lambda *_: None,
+        compare=lambda *_: Some(exact=right, right=right),
+        time=lambda *_: ondevice.Timing(2.0, 2.0),
+        release=freed.append,
+        free=freed.append,
+    )
+    native = ondevice._Native("key", "graph", "operands", {1: 10}, {1: 20}, ondevice.Timing(1.0, 1.0), True)
+    checker = object.__new__(ondevice.Checker)
+    checker._native = native
+    fields = {"plan": None, "blob": b""}
+    found = checker._compared(runner, native, Some(graph="graph"), ondevice.Route.REPLAY, fields)
+    assert found["verdict"] == ("right" if right else "wrong")
+    assert (checker._native, freed) == ((native, []) if right else (None, ["operands", 10, 20]))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_was_found_before_an_interruption_is_reported(warm, child, capsys, monkeypatch, as_json):
+    monkeypatch.setattr(command, "here", lambda rows: sorted(rows, key=lambda one: one.row.engine))
+    place, any_ = plancache.cli.place.Place(warm, None), plancache.cli.selection.Selection(*[None] * 9)
+    with plancache.open(warm) as cache:
+        wrong, *_ = says(child, cache, "wrong", "right", "right")
+    asked, count = ondevice._asked, []
+
+    def interrupted(*arguments):
+        count.append(1)
+        if len(count) == 2:
+            raise KeyboardInterrupt
+        return asked(*arguments)
+
+    monkeypatch.setattr(ondevice, "_asked", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.verify_on_device(place, any_, 10.0, False, None, as_json)
+    out = capsys.readouterr().out
+    assert wrong[:12] in out
+    assert "removed" in out
+    count.clear()
+    tables = {"eng1": Tuning([])}
+    monkeypatch.setattr(ondevice, "tune_row", lambda *_: tables.pop("eng1"))  # the second one raises a KeyError
+    done = CliRunner().invoke(cli, ["--dir", str(warm), "tune", *(["--json"] if as_json else [])])
+    assert isinstance(done.exception, KeyError)
+    assert ('"candidates": []' if as_json else "1 of 1 graphs tuned") in done.output
+
+
+@pytest.mark.parametrize("arguments", [["tune", "--timeout", "0"], ["tune", "--seconds", "-1"]])
+def test_limits_that_make_every_plan_hang_are_wrong_usage(warm, arguments):
+    assert CliRunner().invoke(cli, ["--dir", str(warm), *arguments]).exit_code == 2
+    assert CliRunner().invoke(cli, ["--dir", str(warm), "verify", "--on-device", "--timeout", "0"]).exit_code == 2

@@ -2,14 +2,17 @@
 
 import json
 from concurrent.futures import Executor, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import cudnn
 import pytest
 
 import plancache
-from plancache import misses
+from plancache import misses, rewarming
 from plancache.errors import DeviceError, MissError, StoreError
 from plancache.kernels import is_kernel
+from plancache.store import records
+from plancache.store.interface import Row
 from tests import graphs, layers
 
 # Part of the environment that a key is made of: with it, the same cuDNN is another one.
@@ -246,3 +249,16 @@ def test_upgrading_needs_a_gpu_and_says_so(warm):
             cache.upgrade()
     else:
         pytest.skip("there is a GPU")
+
+
+@pytest.mark.parametrize(("tuned", "expected"), [(True, ["3"]), (False, ["2", "3"])])
+def test_only_what_is_served_by_a_way_to_start_is_upgraded(tmp_path, tuned, expected):
+    stored = {"1": ("native", "replay"), "2": ("tuned", "replay"), "3": ("replay", "deviceless"), "4": ("tuned",)}
+    place = SimpleNamespace(device=SimpleNamespace(fingerprint="device"))
+    with plancache.open(tmp_path / "cache", tuned=tuned) as cache:
+        for key, routes in stored.items():
+            for route in routes:
+                row = Row(key * 64, route, key, "t", "device", "libraries", "b", 1, 1, "eng1", 1, 0.0, 0.0, 1)
+                assert cache.store.put(row, records.encode(row, {"blob": b"1"}))
+        found = rewarming._served_otherwise(cache, "libraries", place)
+        assert sorted({one.graph for one in found}) == expected

@@ -1,8 +1,10 @@
 """What plans are run on and judged by: inputs that make sense, outputs that are compared, a child that may be lost."""
 
 import math
+import os
 import random
 import struct
+import subprocess
 import sys
 from array import array
 
@@ -11,11 +13,12 @@ import pytest
 
 import plancache
 from plancache import worker
-from plancache.cudnn import inputs, numbers, plans
+from plancache.cudnn import inputs, numbers, plans, running
 from plancache.cudnn.plans import Choice
 from plancache.errors import RunError
 from plancache.worker import LostError, Worker
 from tests import graphs
+from tests.conftest import ROOT
 
 FLOATS = ("DOUBLE", "FLOAT", "HALF", "BFLOAT16", "FP8_E4M3", "FP8_E5M2")
 INTEGERS = ("INT64", "INT32", "INT8", "UINT8", "BOOLEAN")
@@ -62,6 +65,12 @@ def test_two_results_that_differ_by_rounding_are_the_same_and_others_are_not():
     relu = struct.pack("<5000e", *(max(0.0, value) for value in exact))
     assert not numbers.difference([(relu, tanh)], len(half), "HALF").right
     assert numbers.difference([(half, half)], len(half), "HALF").exact
+
+
+def test_of_two_values_in_a_byte_both_are_compared():
+    assert values(b"\x21", "FP4_E2M1") == [0.5, 1.0]
+    low, high = bytes([0x77]) * 64, bytes([0xF7]) * 64  # 6 and 6; 6 and -6
+    assert not numbers.difference([(low, high)], 64, "FP4_E2M1").right
 
 
 def test_a_wrong_part_of_a_large_output_is_found_in_whatever_chunk_it_lies():
@@ -145,6 +154,16 @@ def test_numbers_that_are_given_by_value_and_scales_are_above_zero(targeted):
     assert min(values(found[scale.uid].content, "HALF")) > 0
 
 
+@pytest.mark.parametrize(
+    ("status", "fault"), [(1, False), (2, False), (801, False), (901, False), (700, True), (716, True)]
+)
+def test_only_an_error_that_stays_is_a_fault_of_the_device(status, fault):
+    runner = object.__new__(running.Runner)
+    with pytest.raises(RunError) as caught:
+        runner._ask((status,), "cuGraphInstantiate")
+    assert caught.value.fault is fault
+
+
 @pytest.fixture
 def child(monkeypatch, tmp_path):
     """A worker whose child runs this Python source, for what only a sick device would bring about."""
@@ -201,3 +220,22 @@ def test_a_child_that_cannot_begin_says_why(tmp_path):
         pytest.skip("there is a GPU here")
     with Worker(plancache.open(tmp_path / "cache"), 60.0) as one, pytest.raises(RunError, match="no CUDA device"):
         list(one.ask({"job": "check"}))
+
+
+def test_files_beside_a_script_do_not_break_the_child_and_it_finds_what_only_the_script_found(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('no json of mine')")
+    script = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
+        "import plancache\nfrom plancache.errors import RunError\nfrom plancache.worker import Worker\n"
+        f"with Worker(plancache.open({str(tmp_path / 'cache')!r}), 60.0) as one:\n"
+        "    try: print(list(one.ask({'job': 'nothing'})))\n"
+        "    except RunError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=_plain(), check=False
+    )
+    assert "no CUDA device" in done.stdout or "KeyError" in done.stdout, done.stdout + done.stderr
+
+
+def _plain():
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -2,6 +2,7 @@
 (outputs and microseconds) is made up here. tests/gpu has the rest."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,9 @@ class Device:
 
     def outputs(self, made):
         return {}
+
+    def refill(self, made):
+        self.refilled = made
 
     def run(self, graph, made, outputs):
         name = graph.get_plan_name_at_index(0)
@@ -103,9 +107,9 @@ def on(monkeypatch, h200, once):
     """Tune the small graph in a cache, on a device that says so."""
     monkeypatch.setattr(candidates, "build", once)
 
-    def run(cache, device, said=lambda place, table: None, wanted=None, again=False, **limits):
+    def run(cache, device, said=lambda place, table: None, wanted=None, again=False, lost=None, **limits):
         monkeypatch.setattr(tuning, "Runner", device)
-        return tuning.tune_request(cache, wanted or request(), Limits(**limits), said, again)
+        return tuning.tune_request(cache, wanted or request(), Limits(**limits), said, again, lost)
 
     return run
 
@@ -170,6 +174,12 @@ def test_the_fastest_right_candidate_is_kept_with_the_table_of_all(finished, tun
     (listed,) = tuned.rows()
     assert (listed.row.route, listed.row.name) == ("tuned", names[2])
     assert tuned.tuning(listed.row) == table
+
+
+def test_after_a_wrong_plan_the_inputs_and_the_expected_outputs_are_made_anew(finished, names):
+    _, _, device = finished
+    assert device.refilled == "operands"  # names[1] was wrong, and may have written anywhere
+    assert device.ran[:4] == [names[0], names[1], names[0], names[2]]
 
 
 def test_the_first_choice_stays_where_it_was_only_slow_because_it_came_first(tmp_path, on, targeted, h200, names):
@@ -250,6 +260,50 @@ def test_a_candidate_that_hung_is_noted_and_never_tried_again(tmp_path, on, targ
             assert device.ran == [name for name in names if name != names[1]]
             (listed,) = cache.rows()
             assert cache.tuning(listed.row) == table
+
+
+def test_a_first_choice_that_was_lost_before_is_passed_over_and_the_next_one_judges(
+    tmp_path, on, targeted, h200, names
+):
+    with plancache.open(tmp_path / "cache") as cache:
+        device = Device(h200, {names[2]: 5.0}, fault=names[:1])
+        table = on(cache, device, lost={names[0]: ("failed", "the device is at fault")})
+        assert device.ran == names[1:]
+        assert [one.status for one in table.candidates[:2]] == ["failed", "ok"]
+        assert (table.first, table.chosen, table.complete) == (1, 2, True)
+
+
+def test_where_the_judge_of_an_earlier_tuning_is_lost_all_but_the_lost_ones_are_judged_anew(
+    tmp_path, on, targeted, h200, names
+):
+    def interrupted(place, table):
+        if place == 3:
+            raise KeyboardInterrupt
+
+    with plancache.open(tmp_path / "cache") as cache:
+        with suppress(KeyboardInterrupt):
+            on(cache, Device(h200, {names[1]: 5.0}), interrupted)
+        device = Device(h200, {}, fault=names[:1])
+        table = on(cache, device, lost={names[0]: ("hung", "")})
+        assert device.ran == names[1:]
+        assert (table.first, table.candidates[0].status, table.complete) == (1, "hung", True)
+
+
+def test_the_record_of_a_tuned_plan_that_did_not_come_back_goes(tmp_path, on, targeted, h200, names):
+    with plancache.open(tmp_path / "cache") as cache:
+        on(cache, Device(h200, {}), seconds=0)
+        (listed,) = cache.rows()
+        assert not tuning.mark(cache, listed.row, names[0], tuning.HUNG, "nothing came of it for 60 s")
+        assert list(cache.rows()) == []
+
+
+def test_the_two_that_are_timed_in_turns_are_named_before_since_they_may_not_come_back(
+    tmp_path, on, targeted, h200, names
+):
+    told = []
+    with plancache.open(tmp_path / "cache") as cache:
+        on(cache, Device(h200, {names[1]: 5.0}), lambda place, table: told.append(place))
+    assert told == [*range(len(names)), 0, 1, 0, 1, 0, 1]
 
 
 def test_candidates_with_a_larger_workspace_are_passed_over(tmp_path, on, targeted, h200):

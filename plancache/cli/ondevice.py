@@ -15,22 +15,32 @@ from rich.table import Table
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection
 from plancache.cli.store import progress
-from plancache.ondevice import CRASHED, RIGHT, WRONG, Verdict, here
+from plancache.ondevice import CRASHED, RIGHT, WRONG, Verdict, here, verify
 from plancache.tuning import HUNG
 
 
 def verify_on_device(
     place: Place, selection: Selection, timeout: float, keep: bool, memory: int | None, as_json: bool
 ) -> None:
-    """Run, compare, report; the exit code is 1 if a plan was wrong, hung or crashed."""
+    """Run, compare, report; the exit code is 1 if a plan was wrong, hung or crashed.
+
+    What was found, and removed, is reported also where it ends before its time: interrupted, or with a device that
+    takes no other process after one that hung.
+    """
+    verdicts: list[Verdict] = []
     with place.open("read-only" if keep else "read-write") as cache:
         rows = here(selection.of_cache(cache))
-        with progress("running") as step:
-            verdicts = cache.verify_on_device(rows, timeout=timeout, keep=keep, memory=memory, progress=step(len(rows)))
-    if as_json:
-        for one in verdicts:
-            click.echo(json.dumps(_as_json(one)))
-    else:
+        try:
+            with progress("running") as step:
+                for one in verify(cache, rows, timeout, keep, memory, step(len(rows))):
+                    verdicts.append(one)
+                    if as_json:
+                        click.echo(json.dumps(_as_json(one)))
+        except BaseException:
+            if verdicts and not as_json:
+                _table(verdicts)
+            raise
+    if not as_json:
         _table(verdicts)
     sys.exit(1 if any(one.verdict in (WRONG, HUNG, CRASHED) for one in verdicts) else 0)
 

@@ -86,26 +86,37 @@ def tune(
             def said(number: int, of: int, name: str) -> None:
                 bar.update(plans, completed=number, total=of, description=name.split("_")[0])
 
-            for row in every.values():
-                try:
-                    results.append((row, ondevice.tune_row(cache, worker, row, limits, again, said)))
-                except BuilderError as error:  # nothing to tune: no fault of anybody's
-                    results.append((row, str(error)))
-                except RunError as error:
-                    failed += 1
-                    results.append((row, str(error)))
-                bar.advance(graphs)
-    _report(results, as_json)
+            try:
+                for row in every.values():
+                    result: Tuning | str
+                    try:
+                        result = ondevice.tune_row(cache, worker, row, limits, again, said)
+                    except BuilderError as error:  # nothing to tune: no fault of anybody's
+                        result = str(error)
+                    except RunError as error:
+                        failed += 1
+                        result = str(error)
+                    results.append((row, result))
+                    if as_json:
+                        click.echo(json.dumps(_document(row, result)))
+                    bar.advance(graphs)
+            except BaseException:  # an interruption, or a cache that cannot be written any more
+                bar.stop()
+                if results and not as_json:
+                    _report(results)
+                raise
+    if not as_json:
+        _report(results)
     if failed:
         raise SystemExit(1)
 
 
-def _report(results: list[tuple[Row, Tuning | str]], as_json: bool) -> None:
-    if as_json:
-        for row, result in results:
-            known = {"key": row.key, "builder": row.builder}
-            click.echo(json.dumps({**known, **({"fault": result} if isinstance(result, str) else table_json(result))}))
-        return
+def _document(row: Row, result: Tuning | str) -> dict[str, Any]:
+    found = {"fault": result} if isinstance(result, str) else table_json(result)
+    return {"key": row.key, "builder": row.builder, **found}
+
+
+def _report(results: list[tuple[Row, Tuning | str]]) -> None:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("key", no_wrap=True, min_width=12)
     for name, width in (("builder", 12), ("tuned plan", 16)):
@@ -121,9 +132,9 @@ def _report(results: list[tuple[Row, Tuning | str]], as_json: bool) -> None:
         )
     if tuned:
         console.print(table)
-    for row, result in results:
-        if isinstance(result, str):
-            console.print(f"{row.key[:12]} {result}", soft_wrap=True, markup=False)
+    for row, told in results:
+        if isinstance(told, str):
+            console.print(f"{row.key[:12]} {told}", soft_wrap=True, markup=False)
     console.print(f"{len(tuned)} of {len(results)} graphs tuned")
 
 

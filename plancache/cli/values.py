@@ -28,9 +28,9 @@ def age_value(context: click.Context, param: click.Parameter, value: str | None)
 
 
 def seconds_value(context: click.Context, param: click.Parameter, value: float) -> float:
-    """A length of time that goes by: with none, every plan would hang."""
-    if not 0 < value < float("inf"):
-        raise click.BadParameter(f"{value} is no number of seconds above 0", context, param)
+    """A length of time that goes by: with next to none, every plan would hang."""
+    if not 1 <= value < float("inf"):
+        raise click.BadParameter(f"{value} is no number of seconds, 1 or more", context, param)
     return value
 
 

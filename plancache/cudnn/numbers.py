@@ -109,7 +109,7 @@ def _table(data_type: str) -> list[float]:
         for sign in (0, 0x80):
             values[sign | 0x7C] = -inf if sign else inf
             values[sign | 0x7D] = values[sign | 0x7E] = values[sign | 0x7F] = nan
-    return values * (256 // len(values))  # of a byte with two values, the lower one
+    return values
 
 
 def _small_float(code: int, exponent: int, mantissa: int) -> float:
@@ -127,6 +127,8 @@ def _decoded(data: memoryview, data_type: str, step: int) -> list[float]:
     if data_type in _INTEGERS:
         return [float(value) for value in array(_INTEGERS[data_type], data.tobytes())[::step]]
     table = _table(data_type)
+    if _BITS[data_type] == 4:  # two values in a byte
+        return [table[half] for code in data[::step] for half in (code & 15, code >> 4)]
     codes = data.cast("H")[::step].tolist() if _BITS[data_type] == 16 else data[::step].tolist()
     return [table[code] for code in codes]
 

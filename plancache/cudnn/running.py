@@ -26,6 +26,8 @@ from plancache.errors import RunError
 LAUNCHES, REPLAYS = 20, 5
 _LONGEST = 50_000.0  # microseconds of one replay
 _CHUNK = 4 << 20  # bytes on their way between host and device
+# Errors that leave the context as it was: a value, memory, what is not supported or not captured into a graph.
+_PASSING = {1, 2, 801, *range(900, 911)}
 _SHARE = 0.8  # of the free memory that is taken unless it is said
 
 
@@ -125,6 +127,12 @@ class Runner:
             self.release(made)
             raise
         return made
+
+    def refill(self, made: Operands) -> None:
+        """Put the inputs back to what they were: a plan that computed something else may have written there too."""
+        for operand in made.listed:
+            if not operand.output and not operand.by_value:
+                self._fill(made.inputs[operand.uid], operand)
 
     def outputs(self, made: Operands) -> dict[int, int]:
         """Addresses of new buffers for the outputs, by uid."""
@@ -293,8 +301,7 @@ class Runner:
     def _ask(self, result: tuple[Any, ...], what: str) -> Any:
         status = int(result[0])
         if status:
-            # Out of memory leaves the context as it was.
-            raise RunError(f"CUDA failed at {what}", found=str(result[0]), fault=status != 2)
+            raise RunError(f"CUDA failed at {what}", found=str(result[0]), fault=status not in _PASSING)
         return result[1] if len(result) == 2 else result[1:] if len(result) > 2 else None
 
     def _enter_context(self, ordinal: int | None) -> None:

@@ -117,6 +117,26 @@ def dynamic(directory):
             print(outcome.source, f"{1e3 * outcome.seconds:.1f}")
 
 
+def overridden(directory):
+    """One plan at its own and at other lengths, which are given when it is executed; each compared with float32."""
+    handle = cudnn.create_handle()
+    with plancache.open(directory) as cache:
+        graph, (a, b, c) = graphs.matmul(handle, is_override_shape_enabled=True)
+        outcome = cache.build(graph)
+    for m in (64, 32, 8):
+        _, (a_like, b_like, _) = graphs.matmul(handle, m=m)
+        output = torch.zeros(1, m, 128, device="cuda", dtype=torch.half)
+        values = [*buffers((a_like, b_like)).values(), output]
+        strides = [[m * 64, 64, 1], [m * 128, 128, 1]]
+        overrides = ([a.get_uid(), c.get_uid()], [[1, m, 64], [1, m, 128]], strides)
+        size = graph.get_workspace_size(handle, *overrides)
+        workspace = torch.empty(max(1, size), device="cuda", dtype=torch.uint8)
+        graph.execute(dict(zip((a, b, c), values, strict=True)), workspace, handle, *overrides)
+        torch.cuda.synchronize()
+        torch.testing.assert_close(output.float(), reference("matmul", values[:2]), atol=3e-2, rtol=2e-2)
+        print(outcome.source, hashlib.sha256(output.cpu().numpy().tobytes()).hexdigest()[:16])
+
+
 def staged(directory):
     """Code that knows only cuDNN, stage by stage under enable(): where its plan came from, the output, milliseconds."""
     handle = cudnn.create_handle()

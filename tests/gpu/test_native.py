@@ -2,6 +2,8 @@
 
 import pytest
 
+from plancache.cudnn import libraries
+
 NAMES = ("matmul", "conv", "sdpa")
 
 
@@ -46,6 +48,15 @@ def test_dynamic_shapes_compile_once_and_are_right_at_every_length(on_gpu, tmp_p
     print("dynamic", first, second)
     assert [line.split()[0] for line in second] == ["disk"] * 4
     assert first[0].startswith("built")
+
+
+def test_overridden_shapes_are_right_at_every_length_from_disk_too_and_bit_equal(on_gpu, tmp_path):
+    if libraries.backend_version() < 92300:
+        pytest.skip("this cuDNN does not tell the workspace of overridden shapes")
+    first, second = on_gpu(f"overridden({str(tmp_path)!r})"), on_gpu(f"overridden({str(tmp_path)!r})")
+    print("overridden", first, second)
+    assert [line.split()[0] for line in (*first, *second)] == ["built"] * 3 + ["disk"] * 3
+    assert [line.split()[1] for line in first] == [line.split()[1] for line in second]
 
 
 def test_the_fingerprint_of_a_live_device_is_that_of_its_json_and_takes_no_json(on_gpu):
