@@ -173,6 +173,7 @@ def test_a_route_that_a_stored_plan_does_not_have_is_noted_with_it(warmed, tmp_p
     [
         ({"driver": "8"}, SettingsError, "driver"),
         ({"driver": "new"}, SettingsError, "as 12.8"),
+        ({"driver": "12.80"}, SettingsError, "as 12.8"),
         ({"routes": ["fast"]}, SettingsError, "'fast'"),
         ({"routes": ["native"]}, SettingsError, "deviceless or replay"),
         ({"devices": ["h9000"]}, DeviceError, "h9000"),
