@@ -1,6 +1,5 @@
 """Damage on disk: the caller gets its graph, with one warning a kind, and the next run is clean."""
 
-import os
 import random
 import shutil
 import sqlite3
@@ -20,9 +19,19 @@ from plancache.store.layers import Options, open_store
 from plancache.store.verify import verify
 from tests import graphs
 from tests.conftest import ROOT
+from tests.damages import (
+    DAMAGES,
+    PAGE,
+    cut_short,
+    everywhere,
+    in_the_middle,
+    noise,
+    overwrite,
+    to_zero_length,
+)
 from tests.stores import fill, found, record, row
 
-COUNT, SIZE, PAGE = 60, 6000, 8192
+COUNT, SIZE = 60, 6000
 STORED = {row(number): record(row(number), size=SIZE) for number in range(COUNT)}
 
 
@@ -58,61 +67,6 @@ def opened(directory):
     for store in stores:
         with suppress(StoreError):  # of what the test has left damaged
             store.close()
-
-
-def overwrite(file, start, content):
-    """Write into a file as another program would: in a process of its own, as this one may have it open."""
-    source = "import sys; f = open(sys.argv[1], 'r+b'); f.seek(int(sys.argv[2])); f.write(sys.stdin.buffer.read())"
-    subprocess.run([sys.executable, "-c", source, str(file), str(start)], input=content, check=True)
-
-
-def noise(length, seed=1):
-    return random.Random(seed).randbytes(length)
-
-
-def in_the_middle(file):
-    size = file.stat().st_size
-    overwrite(file, size // 4, noise(size // 2))
-
-
-def everywhere(file):
-    overwrite(file, 0, noise(file.stat().st_size))
-
-
-def in_the_header(file):
-    overwrite(file, 0, noise(100))
-
-
-def in_the_schema(file):
-    overwrite(file, 100, noise(PAGE - 100))
-
-
-def cut_short(file):
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def cut_to_one_page(file):
-    os.truncate(file, PAGE)
-
-
-def cut_within_a_page(file):
-    os.truncate(file, 3 * PAGE + 100)
-
-
-def to_zero_length(file):
-    os.truncate(file, 0)
-
-
-DAMAGES = [
-    in_the_middle,
-    everywhere,
-    in_the_header,
-    in_the_schema,
-    cut_short,
-    cut_to_one_page,
-    cut_within_a_page,
-    to_zero_length,
-]
 
 
 @pytest.fixture(params=DAMAGES, ids=lambda damage: damage.__name__)
