@@ -19,6 +19,7 @@ from plancache.cudnn import kernel_cache
 from plancache.cudnn.kernel_cache import Tracked
 from plancache.errors import BuilderError, StoreError
 from plancache.kernels import MOST, KernelCache, is_kernel
+from plancache.keys import Part
 from plancache.outcome import Reason, Source
 from plancache.store import records
 from plancache.store.database import FILE
@@ -253,8 +254,8 @@ def test_where_cudnn_has_no_revision_only_builds_that_took_long_are_looked_at(tm
 def test_a_version_of_another_cudnn_is_a_miss(kernels_dir, targeted, monkeypatch):
     from plancache.cudnn import environment
 
-    other = {**environment.document(), "cudnn": 92700}
-    monkeypatch.setattr(environment, "document", lambda: other)
+    other = Part({**environment.document(), "cudnn": 92700})
+    monkeypatch.setattr(environment, "part", lambda: other)
     with plancache.open(kernels_dir) as cache:
         assert cache.kernel_cache(mlp(8)).kernels == ()
 
