@@ -21,7 +21,7 @@ from plancache.kernels import is_kernel
 from plancache.keys import digest
 from plancache.store import records
 from plancache.store.interface import Listed, Row
-from plancache.tuning import FAILED, HUNG, Limits, Tuning, mark, tune_request
+from plancache.tuning import FAILED, HUNG, Limits, Tuning, mark, one_line, tune_request
 from plancache.worker import Event, LostError, Worker
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Checker:
         except PlanCacheError:
             raise
         except Exception as error:
-            return _said(SKIPPED, f"it cannot be built natively: {_line(error)}")
+            return _said(SKIPPED, f"it cannot be built natively: {one_line(error)}")
         say({"event": "stage", "stage": "entry"})
         return self._compared(runner, native, wanted, Route(route), fields)
 
@@ -233,7 +233,7 @@ class Checker:
         except Exception as error:
             devices.clear_error()
             runner.check()
-            return _said(REFUSED, _line(error), native=native.timing.median)
+            return _said(REFUSED, one_line(error), native=native.timing.median)
         try:
             runner.run(wanted.graph, native.operands, native.outputs)
         except RunError as error:
@@ -290,10 +290,6 @@ def _said(
 ) -> Event:
     micros, native = (None if value is None else round(value, 3) for value in (micros, native))
     return {"verdict": verdict, "detail": detail, "exact": exact, "micros": micros, "native": native}
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def tune_row(

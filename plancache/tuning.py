@@ -334,7 +334,7 @@ class _Tuner:
             if error.fault or self._operands is None:  # then no other candidate can be run either
                 raise
         except (UnkeptPlanError, Exception) as error:  # whatever cuDNN says of a plan that it cannot build
-            candidate.status, candidate.detail = FAILED, _short(error)
+            candidate.status, candidate.detail = FAILED, one_line(error)
             self._runner.check()
 
     def _measure(self, place: int, candidate: Candidate, built: Any, seconds: float) -> None:
@@ -398,7 +398,8 @@ def _place(listed: list[Candidate], table: Tuning, place: int | None) -> int | N
     return known.index(wanted) if wanted in known else None
 
 
-def _short(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An error with its type, on one line of a table."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 

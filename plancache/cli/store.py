@@ -16,28 +16,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from plancache.cli.listing import FIELDS, document, formats, size_text, write
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, ago, selecting
-from plancache.cli.values import seconds_value, size_value
+from plancache.cli.values import memory_option, size_value, timeout_option
 
 
 @click.command()
 @click.argument("key", required=False)
 @selecting
 @click.option("--on-device", is_flag=True, help="Run the plans that the options select, each in a child process.")
-@click.option(
-    "--timeout",
-    type=float,
-    callback=seconds_value,
-    default=60.0,
-    show_default=True,
-    help="Seconds after which a plan hangs.",
-)
+@timeout_option("plan")
 @click.option("--keep", is_flag=True, help="Remove nothing of what was wrong on the device.")
-@click.option(
-    "--memory",
-    callback=size_value,
-    metavar="SIZE",
-    help="Memory on the device for one graph. [default: most of what is free]",
-)
+@memory_option
 @click.option("--repair", is_flag=True, help="Remove what is wrong, and keep what is good of a damaged database.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_obj

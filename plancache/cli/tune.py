@@ -14,7 +14,7 @@ from rich.table import Table
 from plancache.cli.listing import size_text
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, selecting
-from plancache.cli.values import seconds_value, size_value
+from plancache.cli.values import memory_option, seconds_value, size_value, timeout_option
 from plancache.errors import BuilderError, RunError
 from plancache.store.interface import Row
 from plancache.tuning import OK, WAITING, Tuning
@@ -34,20 +34,8 @@ from plancache.tuning import OK, WAITING, Tuning
 @click.option(
     "--workspace", callback=size_value, metavar="SIZE", help="Pass over candidates whose workspace is larger: 64M."
 )
-@click.option(
-    "--timeout",
-    type=float,
-    callback=seconds_value,
-    default=60.0,
-    show_default=True,
-    help="Seconds after which a candidate hangs.",
-)
-@click.option(
-    "--memory",
-    callback=size_value,
-    metavar="SIZE",
-    help="Memory on the device for one graph. [default: most of what is free]",
-)
+@timeout_option("candidate")
+@memory_option
 @click.option("--again", is_flag=True, help="Measure anew what was measured already.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each graph.")
 @click.pass_obj

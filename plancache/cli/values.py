@@ -1,14 +1,17 @@
-"""Callbacks of options that read their values. A wrong one is wrong usage, told before anything is opened."""
+"""Options that several commands have, and callbacks that read values: a wrong one is told before anything is opened."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from plancache.errors import SettingsError
 from plancache.settings import size
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
@@ -38,3 +41,23 @@ def seconds(age: str) -> float | None:
     """The seconds of an age, as 30m, 12h, 7d or 2w; None if it is none."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age)
     return float(found[1]) * _UNITS[found[2]] if found else None
+
+
+def timeout_option(what: str) -> Callable[[_Command], _Command]:
+    """`--timeout`, of a plan or candidate that is run in a child process."""
+    return click.option(
+        "--timeout",
+        type=float,
+        callback=seconds_value,
+        default=60.0,
+        show_default=True,
+        help=f"Seconds after which a {what} hangs.",
+    )
+
+
+memory_option = click.option(
+    "--memory",
+    callback=size_value,
+    metavar="SIZE",
+    help="Memory on the device for one graph. [default: most of what is free]",
+)

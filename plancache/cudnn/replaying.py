@@ -19,7 +19,7 @@ import msgpack
 
 from plancache import child
 from plancache.cudnn import device as devices
-from plancache.cudnn import frontend, kernel_cache, rebuild
+from plancache.cudnn import frontend, kernel_cache, requests
 from plancache.cudnn.kernel_cache import Tracked
 from plancache.cudnn.plans import (
     BuiltPlan,
@@ -32,7 +32,6 @@ from plancache.cudnn.plans import (
     run_build,
     taken,
 )
-from plancache.cudnn.requests import request
 from plancache.cudnn.running import Runner
 from plancache.errors import RunError
 from plancache.keys import digest
@@ -54,12 +53,8 @@ def build_replay(wanted: Request) -> BuiltPlan:
         And whatever the frontend raises: cudnnGraphNotSupportedError for a graph that has no dynamic-shape engine.
     """
     native = wanted.route is Route.NATIVE
-    twin = rebuild.graph(
-        wanted.key.documents["graph"],
-        device=None if native else wanted.device,
-        handle=frontend.handle_of(wanted.graph) if native else None,
-    )
-    frontend.copy_filters(wanted.graph, twin)
+    place = {"handle": frontend.handle_of(wanted.graph)} if native else {"device": wanted.device}
+    twin = requests.twin(wanted, **place)
     tracked = Tracked(None, 0)
     frontend.attach_kernel_cache(twin, tracked.native)
     before = declared_tensors(twin)
@@ -123,7 +118,7 @@ def main() -> None:
         place = {"handle": Runner(message["ordinal"]).handle}
     else:
         place = {"device": devices.device(message["device"])}
-    replay(request(message["documents"], **place), message["plan"], message["document"])
+    replay(requests.request(message["documents"], **place), message["plan"], message["document"])
     sys.stdout.buffer.write(_GOOD)
     sys.stdout.flush()
     os._exit(0)  # not through the interpreter's end: plans that are torn down there have crashed
