@@ -145,3 +145,17 @@ def test_the_compiler_that_pip_installed_is_found_before_a_graph_is_built(run):
         "print({line.split('/')[-1] for line in Path('/proc/self/maps').read_text().splitlines()})"
     )
     assert re.search(r"libnvrtc\.so\.1[23]'", found)
+
+
+def test_the_compilers_builtins_are_found_where_cudnn_loaded_the_compiler_by_itself(run):
+    # cuDNN 9.19 loads NVRTC out of its wheel while it plans a graph with dynamic shapes, and NVRTC then finds none.
+    found = run(
+        "import ctypes, sys\n"
+        "from pathlib import Path\n"
+        "from plancache.cudnn import libraries\n"
+        "files = [found for entry in sys.path for found in Path(entry, 'nvidia').glob('*/lib/libnvrtc.so.*')]\n"
+        "ctypes.CDLL(str(files[0]))\n"
+        "libraries.ensure_nvrtc()\n"
+        "print({line.split('/')[-1] for line in Path('/proc/self/maps').read_text().splitlines()})"
+    )
+    assert "libnvrtc-builtins.so." in found

@@ -114,21 +114,37 @@ def cuda_major() -> int:
 
 
 @cache
+@cache
 def ensure_nvrtc() -> None:
-    """Load the NVRTC that pip installs, unless this process finds one by itself.
+    """Load the NVRTC that pip installs, unless this process finds one by itself, and the builtins beside it.
 
-    cuDNN looks for it when it first compiles, and NVRTC for its builtins. cuDNN 9.19 for CUDA 13 without a GPU does not
-    find them in their wheel, and every plan fails with COMPILATION_FAILED (seen; LD_LIBRARY_PATH or this mend it).
+    cuDNN looks for NVRTC when it plans or compiles, and NVRTC for its builtins. cuDNN 9.19 for CUDA 13 without a GPU
+    finds the first in its wheel at best, never the second, and every plan fails with COMPILATION_FAILED (seen;
+    LD_LIBRARY_PATH or this mend it).
     """
     name = f"libnvrtc.so.{cuda_major()}"
+    parts = (Path(entry, "nvidia", part, "lib") for entry in sys.path for part in ("cu13", "cuda_nvrtc"))
+    loaded = _load(name)
+    directory = _directory_of(name) if loaded else next((path for path in parts if (path / name).exists()), None)
+    if directory is not None:
+        for builtins in directory.glob("libnvrtc-builtins.so.*"):
+            _load(str(builtins))
+        if not loaded:
+            _load(str(directory / name))
+
+
+def _load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _directory_of(name: str) -> Path | None:
+    """Where a loaded library lies: the maps' last column is the file."""
     with suppress(OSError):
-        ctypes.CDLL(name)
-        return
-    for entry in sys.path:
-        for part in ("cu13", "cuda_nvrtc"):
-            directory = Path(entry, "nvidia", part, "lib")
-            if (directory / name).exists():
-                for library_file in (*directory.glob("libnvrtc-builtins.so.*"), directory / name):
-                    with suppress(OSError):
-                        ctypes.CDLL(str(library_file))
-                return
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if line.endswith(f"/{name}"):
+                return Path(line[line.index("/") :]).parent
+    return None

@@ -197,6 +197,7 @@ def run_limited(declared: Any, choice: Choice, limit: int) -> None:
 
 def run_compilation(declared: Any, choice: Choice) -> None:
     """The stage of a build that compiles."""
+    libraries.ensure_nvrtc()
     with unhooked():
         declared.build_plans(*(() if choice.policy is None else (choice.policy,)))
 
@@ -209,6 +210,7 @@ def build(wanted: Request) -> BuiltPlan:
         And whatever the frontend raises while building: that is the caller's.
     """
     before = declared_tensors(wanted.graph) if wanted.before is None else wanted.before
+    libraries.ensure_nvrtc()  # also for a caller's own stages
     started = time.perf_counter()
     _run(wanted)(wanted.graph)
     return taken(wanted.graph, before, time.perf_counter() - started)
