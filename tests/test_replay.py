@@ -7,6 +7,7 @@ from plancache.cudnn import libraries, plans, replaying
 from plancache.cudnn.plans import Route
 from plancache.outcome import Reason, Source
 from tests import graphs
+from tests.gpu.layers import LAYERS
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +67,13 @@ def test_what_a_child_process_cannot_replay_is_not_stored(tmp_path, targeted, mo
         assert set(cache.fill(graphs.matmul()[0])) == {"deviceless"}
         assert [listed.row.route for listed in cache.rows()] == ["deviceless"]
     assert any("no replay" in line and why in line for line in caplog.messages)
+
+
+def test_what_is_compiled_again_in_each_replay_is_not_stored(tmp_path, targeted, caplog):
+    # The kernels of norms are in the document, and cuDNN does not take them from there.
+    with plancache.open(tmp_path / "cache") as cache, caplog.at_level("INFO", "plancache"):
+        assert set(cache.fill(LAYERS["layer norm"].declare()[0])) == {"deviceless"}
+    assert any("no replay" in line and "compiled again" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("name", ["matmul", "conv"])

@@ -263,10 +263,11 @@ def _attributes(tensor: Any) -> tuple[list[int], list[int], str | None]:
     return list(tensor.dim), list(tensor.stride), None if data_type is None else data_type.name
 
 
-def replay(wanted: Request, plan: Mapping[str, Any], document: bytes) -> None:
-    """Rebuild a stored plan from its kernel document and recipe, in the request's graph; nothing is compiled.
+def replay(wanted: Request, plan: Mapping[str, Any], document: bytes) -> Tracked:
+    """Rebuild a stored plan from its kernel document and recipe, in the request's graph; its kernel cache.
 
-    Raises whatever cuDNN raises; the graph is then as it was.
+    Nothing is compiled where the engine takes its kernels from the document. Raises whatever cuDNN raises; the graph
+    is then as it was.
     """
     declared = wanted.graph
     chosen = plan_list(plan).chosen
@@ -274,11 +275,13 @@ def replay(wanted: Request, plan: Mapping[str, Any], document: bytes) -> None:
     recipe = (chosen.engine, {knob(number): value for number, value in chosen.knobs.items()})
     snapshot = frontend.Snapshot(declared)
     try:
-        frontend.attach_kernel_cache(declared, Tracked(document.decode(), 1).native)
+        tracked = Tracked(document.decode(), 1)
+        frontend.attach_kernel_cache(declared, tracked.native)
         run_build(declared, Choice(plan=recipe))
     except BaseException:
         snapshot.restore(declared)
         raise
+    return tracked
 
 
 def load(wanted: Request, route: Route, plan: Mapping[str, Any], blob: bytes) -> None:
