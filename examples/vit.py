@@ -60,13 +60,17 @@ def _linear(graph: Any, tokens: int, inputs: int, outputs: int) -> tuple[tuple[A
 
 @plancache.cached(cases=[()])
 def patch_embedding(handle: Any) -> Any:
-    """Patches to features, plus bias and position embedding; see the module's text for the shapes."""
+    """Patches to features, plus bias and position embedding; see the module's text for the shapes.
+
+    The position embedding is given once for each image: cuDNN takes one for all of them, [1, 768, 14, 14], as well,
+    but on an H200 engine 4 then ends with a misaligned address, and engine 7 computes something else (9.19 and 9.27).
+    """
     graph = _graph(handle)
     row = PATCH * IMAGE_CHANNELS
     x = _channels_last(graph, "x", BATCH, row, IMAGE_SIZE, GRID)
     w = _channels_last(graph, "w", HIDDEN, row, PATCH, 1)
     bias = _channels_last(graph, "bias", 1, HIDDEN, 1, 1)
-    position = _channels_last(graph, "position", 1, HIDDEN, GRID, GRID)
+    position = _channels_last(graph, "position", BATCH, HIDDEN, GRID, GRID)
     y = graph.conv_fprop(x, w, padding=[0, 0], stride=[PATCH, 1], dilation=[1, 1])
     y = graph.add(graph.bias(y, bias), position)
     y.set_output(True)
