@@ -108,15 +108,15 @@ class Layers:
         """The writable one."""
         return self[0]
 
-    def locks(self, tuning: bool = False) -> SingleFlight:
-        """The build locks of the writable one, or its tuning locks.
+    def locks(self, tuning: bool = False, filling: bool = False) -> SingleFlight:
+        """The build locks of the writable one, or its tuning locks, or those by which fills share their work.
 
         Raises:
             StoreError: it cannot be opened, or may not be written.
         """
         if self.top.read_only or self._access is None:
             raise StoreError("a cache that may not be written has no locks", path=self.path)
-        return SingleFlight(self.path, self._access, self.options.wait, tuning)
+        return SingleFlight(self.path, self._access, self.options.wait, tuning, filling)
 
     def opened(self) -> Iterator[Store]:
         """Those that were opened so far."""
