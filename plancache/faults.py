@@ -85,7 +85,8 @@ class Faults:
                 parts.append(f"{free / _MIB:.1f} MiB are free on the disk of {directory}")
         elif error.damaged:
             todo = "Run `plancache verify --repair`, which keeps what is good"
-        parts.append(f"{left} plans were not tried")
+        if left:
+            parts.append(f"{left} plans were not tried")
         again = "then run the same again: it goes on where it was, and keeps what is stored"
         return f"{'; '.join(parts)}. {todo}, {again}."
 

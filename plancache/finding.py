@@ -147,13 +147,13 @@ class Finding(Upkeep):
         if layer == 0 and time.monotonic() - started > _SLOW_FAULT:
             self._rests_until = time.monotonic() + _REST
 
-    def _warn(self, error: PlanCacheError) -> None:
+    def _warn(self, error: PlanCacheError, effect: str = "graphs are built as if there were no cache") -> None:
         """One line a kind and cache: to the log, since a warning turned into an error would stop the job."""
         with self._lock:
             if error.what in self._warned:
                 return
             self._warned.add(error.what)
-        _log.warning("%s (graphs are built as if there were no cache; said once)", error)
+        _log.warning("%s (%s; said once)", error, effect)
 
 
 def _more_telling(first: Found | None, found: Found) -> Found:

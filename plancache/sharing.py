@@ -19,6 +19,7 @@ from plancache.store.layers import Layers
 from plancache.store.locks import slot
 
 _log = logging.getLogger("plancache")
+_SAID = 10.0  # seconds of waiting until somebody is told
 _AGAIN = 1.0  # seconds between two looks at what was put off, while there is other work
 
 
@@ -102,7 +103,8 @@ class Turns:
             if self._later and time.monotonic() >= due:
                 yield from self._again()
                 due = time.monotonic() + _AGAIN
-        moved = time.monotonic()
+        began = moved = time.monotonic()
+        said = False
         while self._later:
             before = len(self._later)
             yield from self._again()
@@ -117,6 +119,9 @@ class Turns:
                 yield from self._again(anyway=True)
                 moved = time.monotonic()
             if self._later:
+                if not said and time.monotonic() > began + _SAID:
+                    said = True
+                    _log.warning("waiting for another fill of this cache, which is building what is left")
                 yield WAIT
 
     def _again(self, anyway: bool = False) -> Iterator[Any]:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -133,15 +133,15 @@ def _progress(what: str) -> Iterator[Told | None]:
 @contextmanager
 def _prints_on_stderr() -> Iterator[None]:
     """What builders and libraries print, here and in workers, does not come between the lines of the report."""
-    sys.stdout.flush()
-    out = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(out, 1)
-        os.close(out)
+    with ExitStack() as stack:
+        with suppress(OSError, AttributeError):  # one of them is closed
+            sys.stdout.flush()
+            out = os.dup(1)
+            stack.callback(os.close, out)
+            stack.callback(os.dup2, out, 1)
+            os.dup2(2, 1)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        yield
 
 
 @contextmanager
