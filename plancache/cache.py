@@ -447,7 +447,7 @@ class PlanCache(Finding):
             try:
                 misses.append(self._misses_file, replace(miss, properties=lookups.properties(wanted)))
             except StoreError as error:
-                self._warn(error)
+                self._warn(error, "misses are not listed")
         self._first(found.reason, f"key {wanted.key}")
 
     def _first(self, reason: Reason, detail: str) -> None:

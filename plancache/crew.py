@@ -6,19 +6,27 @@ import asyncio
 import math
 import multiprocessing
 import os
+import resource
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 _TRIES = 2
+# An item that stands for none: there will be more, and none to begin with now.
+WAIT = object()
+# Files that a worker's pool keeps open here (8 pipes' ends and a process, measured), and those of all else.
+_FILES, _USUAL = 10, 512
+_WAIT = 0.1  # seconds until they are asked for again
 
 
 class Crew(Executor):
@@ -30,21 +38,32 @@ class Crew(Executor):
 
     def __init__(self, jobs: int) -> None:
         self._pools: list[ProcessPoolExecutor | None] = [None] * jobs
-        self._load = [0] * jobs
+        self._load: list[float] = [0] * jobs
         self._lock = threading.Lock()
+        _allow_open_files(jobs * _FILES)
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         """Give work to the worker that has the least to do."""
-        with self._lock:
-            number = min(range(len(self._load)), key=self._load.__getitem__)
-            self._load[number] += 1
+        while True:
+            with self._lock:
+                number = min(range(len(self._load)), key=self._load.__getitem__)
+                self._load[number] += 1
+            try:
+                future = self._begun(number, fn, *args, **kwargs)
+            except OSError:  # no more processes or open files: so many are enough
+                self._pools[number], self._load[number] = None, math.inf
+                if min(self._load) == math.inf:
+                    raise
+            else:
+                future.add_done_callback(partial(self._freed, number))
+                return future
+
+    def _begun(self, number: int, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         try:
-            future = self._pool(number).submit(fn, *args, **kwargs)
+            return self._pool(number).submit(fn, *args, **kwargs)
         except BrokenProcessPool:  # it died at its last task; who gave it that has been told
             self._pools[number] = None
-            future = self._pool(number).submit(fn, *args, **kwargs)
-        future.add_done_callback(lambda _: self._freed(number))
-        return future
+            return self._pool(number).submit(fn, *args, **kwargs)
 
     def _pool(self, number: int) -> ProcessPoolExecutor:
         pool = self._pools[number]
@@ -54,7 +73,7 @@ class Crew(Executor):
             self._pools[number] = pool
         return pool
 
-    def _freed(self, number: int) -> None:
+    def _freed(self, number: int, _: Future[Any]) -> None:
         with self._lock:
             self._load[number] -= 1
 
@@ -71,6 +90,16 @@ class Crew(Executor):
         for pool in self._pools:
             if pool is not None and wait:
                 pool.shutdown(wait=True)
+
+
+def _allow_open_files(more: int) -> None:
+    """Many systems let a process open 1,024 files, which is too few for 128 workers, and let it ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _USUAL + more
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _start() -> None:
@@ -114,9 +143,9 @@ def completed(
 ) -> Generator[tuple[Any, Any], None, None]:
     """Run the jobs among `items`, no more than `window` at a time; gives (job, answer) as they are answered.
 
-    Items that are no jobs come out again with None. A job whose worker is lost is run once more, in its parts if it
-    has some; then, or where the executor takes no more work, its answer is a `Lost`. Items are taken only as there is
-    room for them.
+    Items that are no jobs come out again with None, but for `WAIT`. A job whose worker is lost is run once more, in its
+    parts if it has some; then, or where the executor takes no more work, its answer is a `Lost`. Items are taken only
+    as there is room for them.
     """
     running = _Running(call, executor)
     try:
@@ -137,6 +166,11 @@ def _completed(items: Iterable[Any], running: _Running, window: int) -> Iterator
             more = item is not source
             if isinstance(item, Job):
                 yield from running.start(item, 1)
+            elif item is WAIT:
+                if not len(running):
+                    time.sleep(_WAIT)
+                yield from running.take(_WAIT)
+                continue
             elif more:
                 yield item, None
             yield from running.take(0)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,18 +15,24 @@ from plancache.cache import PlanCache
 from plancache.crew import Crew, Job, Lost
 from plancache.cudnn import environment
 from plancache.cudnn.plans import Choice, Request, Route
-from plancache.errors import PlanCacheError, RecordError, StoreError
+from plancache.errors import PlanCacheError, RecordError, SettingsError, StoreError
+from plancache.faults import READING, STORING, Faults
 from plancache.kernels import KernelKey
 from plancache.keys import PlanKey, digest, topology
+from plancache.lookups import Found
 from plancache.outcome import Reason
 from plancache.places import Place
+from plancache.sharing import Claims, Turns
 from plancache.store import records
+from plancache.store.interface import Row
 from plancache.workers import Done, Made, Task, Wanted
 
-BUILT, FOUND, FAILED, UNSUPPORTED = "built", "found", "failed", "unsupported"
+BUILT, FOUND, FAILED, UNSUPPORTED, NOT_TRIED = "built", "found", "failed", "unsupported", "not tried"
 # Graphs of one topology that a worker takes at one go, tasks that a foreign executor holds at most, lookups between
 # two writes of what was used, and workers that build on one GPU, each with a CUDA context of half a gigabyte.
 _AT_ONCE, _WINDOW, _LOOKUPS, _ON_GPU = 256, 256, 1000, 8
+# Seconds that another fill may take for what it has claimed. The kernel frees a dead one's claims at once.
+_PATIENCE = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,8 @@ class Line:
         args: the case.
         device: the device's name.
         route: `native`, `deviceless` or `replay`.
-        outcome: `built`, `found` (it was there), `failed`, or `unsupported` (the graph does not have this route).
+        outcome: `built`, `found` (it was there, or another fill has stored it meanwhile), `failed`, `unsupported` (the
+            graph does not have this route), or `not tried` (filling had stopped).
         seconds: what building took.
         error: why it failed or is not supported, in the words of the frontend.
         key: the key that it is stored under; empty where the graph has none.
@@ -58,17 +65,24 @@ class Line:
 
 @dataclass
 class Report:
-    """What filling came to; true if everything that should be there is."""
+    """What filling came to; true if everything that should be there is.
+
+    Attributes:
+        lines: what became of each plan.
+        seconds: how long it took.
+        stopped: why filling stopped before its end (a disk that is full) and what to do; empty if it did not.
+    """
 
     lines: list[Line] = field(default_factory=list)
     seconds: float = 0.0
+    stopped: str = ""
 
     def __bool__(self) -> bool:
-        return not self.failures
+        return not self.failures and not self.stopped
 
     @property
     def failures(self) -> list[Line]:
-        """What should have been built and was not."""
+        """What was tried and should be there, and is not."""
         return [line for line in self.lines if line.outcome == FAILED]
 
     @property
@@ -100,6 +114,9 @@ class Filler:
         self._total = total
         self._done = 0
         self._looked = 0
+        self._faults = Faults()
+        self._claims = Claims(cache._layers)
+        self._under_way: dict[int, tuple[About, str]] = {}
         self.measure: Callable[[Line], Any] | None = None
 
     def run(
@@ -107,23 +124,49 @@ class Filler:
     ) -> Report:
         """Have the items done: lines as they are, `Planned` by workers."""
         started = time.monotonic()
+        if jobs is not None and jobs < 1:
+            raise SettingsError("no number of worker processes", name="jobs", found=repr(jobs), expected="1 or more")
         own = executor is None
-        count = max(1, jobs or self._workers(places))
-        runner = executor or Crew(count)
-        finished = False
+        count = jobs or self._workers(places)
+        runner = Crew(count) if executor is None else executor
+        turns = Turns(self._claims, self._named, self._look_again, _PATIENCE)
+        ordered, finished = turns.of(items), False
         try:
             window = count if own else _WINDOW
-            with closing(crew.completed(map(self._job, items), workers.work, runner, window)) as answers:
+            with closing(crew.completed(map(self._job, ordered), workers.work, runner, window)) as answers:
                 for item, answer in answers:
                     self._take(item, answer)
-            finished = True
+                    if self._faults:
+                        break
+            if self._faults:
+                self._stop(ordered)
+            finished = not self._faults
             self._find_evicted()
         finally:
             if own:
                 runner.shutdown(wait=finished, cancel_futures=True)
+            self._claims.drop_all()
             self.cache.flush()
             self._report.seconds = time.monotonic() - started
         return self._report
+
+    def _stop(self, ordered: Iterator[Any]) -> None:
+        """Say what is left: what is being built, and what would come."""
+        for plan, _ in self._under_way.values():
+            self._not_tried(plan)
+        with suppress(StoreError):  # where they come from may be the same directory, which cannot be read
+            for item in ordered:
+                if isinstance(item, Planned):
+                    for plan in item.plans:
+                        self._not_tried(plan)
+                else:
+                    self._take(item, None)
+        self._report.stopped = self._faults.text(self.cache.directory, self._report.counts[NOT_TRIED])
+
+    def _not_tried(self, plan: About) -> None:
+        self._done += 1
+        for route in plan.wanted.routes:
+            self._tell(plan.line(route, NOT_TRIED))
 
     def _workers(self, places: Sequence[Place]) -> int:
         here = any(not isinstance(place.what, str) for place in places)
@@ -131,6 +174,8 @@ class Filler:
 
     def missing(self, key: PlanKey, place: Place) -> tuple[list[str], list[tuple[str, str, str]]]:
         """The routes by which a plan is to be built, and (route, outcome, reason) of those that are settled."""
+        if self._faults.blind:
+            return [], [(route, NOT_TRIED, "") for route in place.routes]
         self._looked += 1
         if self._looked % _LOOKUPS == 0:
             self.cache.flush()
@@ -142,7 +187,13 @@ class Filler:
             if route == "replay" and no_replay:
                 settled.append((route, UNSUPPORTED, no_replay))
                 continue
-            found = self.cache._find_in(0, request, Route(route))
+            try:
+                found = self._looked_up(request, Route(route))
+            except StoreError as error:
+                # Not as if it were not there: what cannot be read could not be stored either.
+                known = {one for one, _, _ in settled}
+                text = f"the cache could not be read: {error}"
+                return [], settled + [(one, FAILED, text) for one in place.routes if one not in known]
             if found.reason is Reason.FOUND:
                 assert found.fields is not None
                 no_replay = no_replay or found.fields.get(stored.NO_REPLAY, "")
@@ -151,19 +202,51 @@ class Filler:
             elif found.reason is Reason.FOREIGN and route in place.routes:
                 # Signed, and there is no key here; or a later version's. Replaced, it would be lost to those it serves.
                 settled.append((route, FAILED, f"what is stored is left to others: {found.detail}"))
+            elif route in place.routes and self._faults:
+                settled.append((route, NOT_TRIED, ""))
             elif route in place.routes:
                 lacking.append(route)
         return lacking, settled
 
+    def _looked_up(self, request: Request, route: Route) -> Found:
+        # Past what a job does after a fault, which is to build as if nothing were there.
+        return self._faults.attempt(READING, lambda: self.cache._looked_up(0, request, route))
+
+    def _named(self, item: Any) -> str:
+        """What is claimed before an item is built; empty where there is nothing to build.
+
+        Of plans that go together the first stands for all: another fill of the same cases groups them so, too.
+        """
+        if not isinstance(item, Planned) or self._faults:
+            return ""
+        return digest([item.plans[0].key.hash, item.place.main])
+
+    def _look_again(self, planned: Planned) -> Iterator[Any]:
+        """Of plans that were just claimed, those that nobody has stored since they were looked up."""
+        name, left = self._named(planned), []  # before there is a fault
+        for plan in planned.plans:
+            lacking, settled = self.missing(plan.key, plan.place)
+            routes = plan.wanted.routes
+            rest = tuple(route for route in routes if route in lacking)
+            yield from plan.settled([one for one in settled if one[0] in routes], counted=not rest)
+            if rest:
+                left.append(replace(plan, wanted=replace(plan.wanted, routes=rest)))
+        if left:
+            yield Planned(planned.place, left, name)
+        else:
+            self._claims.drop(name)
+
     def _job(self, item: Any) -> Any:
         if not isinstance(item, Planned):
             return item
+        self._under_way |= {id(plan): (plan, item.claim) for plan in item.plans}
         first = item.plans[0]
         kernels = self._kernels(first) if first.wanted.is_dynamic else ()
 
         def job(plans: list[About], parts: Sequence[Job[Planned]] = ()) -> Job[Planned]:
             wanted = tuple(plan.wanted for plan in plans)
-            return Job(Task(item.place.what, self.libraries, wanted, kernels), Planned(item.place, plans), parts)
+            task = Task(item.place.what, self.libraries, wanted, kernels)
+            return Job(task, Planned(item.place, plans, item.claim), parts)
 
         return job(item.plans, [job([plan]) for plan in item.plans] if len(item.plans) > 1 else ())
 
@@ -172,13 +255,12 @@ class Filler:
         subject = digest({"topology": topology(plan.wanted.graph)})
         key = KernelKey(subject, plan.place.device, self.libraries, "", of_topology=True)
         found = []
-        for listed in self.cache.store.rows(key=key.hash):
-            record = self.cache.store.get(key.hash, listed.row.route)
-            try:
-                row, fields = records.decode(record or b"", self.cache._signing_key)
-            except PlanCacheError:
-                continue
-            found.append(records.encode(row, fields))
+        with suppress(StoreError):  # what cannot be read is compiled anew
+            for listed in self.cache.store.rows(key=key.hash):
+                record = self.cache.store.get(key.hash, listed.row.route)
+                with suppress(RecordError):
+                    row, fields = records.decode(record or b"", self.cache._signing_key)
+                    found.append(records.encode(row, fields))
         return tuple(found)
 
     def _take(self, item: Any, answer: Any) -> None:
@@ -189,6 +271,14 @@ class Filler:
             self._done += item.number
             return
         planned: Planned = item.about
+        for plan in planned.plans:
+            del self._under_way[id(plan)]
+        self._answered(planned, answer)
+        # A group whose worker was lost is answered one by one.
+        if all(claim != planned.claim for _, claim in self._under_way.values()):
+            self._claims.drop(planned.claim)
+
+    def _answered(self, planned: Planned, answer: Any) -> None:
         if isinstance(answer, Lost):
             for plan in planned.plans:
                 for route in plan.wanted.routes:
@@ -203,7 +293,8 @@ class Filler:
             for one in made:
                 self._tell(self._kept(plan, one, faults))
             self._note(plan, made)
-        self.cache._maintain()
+        with suppress(StoreError):  # it comes up again when the next plan is stored
+            self.cache.store.maintain(thorough=False)
 
     def _kept(self, plan: About, made: Made, faults: list[str]) -> Line:
         error = made.error
@@ -217,20 +308,26 @@ class Filler:
 
     def _store(self, record: bytes, plan: About | None, route: str = "") -> str:
         """Store what a worker made; says what was wrong."""
-        cache = self.cache
         try:
             row, fields = records.decode(record)
             if plan is not None and (row.key, row.route) != (plan.key.hash, route):
                 return f"the worker made another plan ({row.key[:16]}, {row.route}) than {plan.key}"
             # A worker has no signing key: the secret stays here.
-            mine = record if cache._signing_key is None else records.encode(row, fields, cache._signing_key)
-            there = cache.store.get(row.key, row.route, use=False)
-            unfit = there if there is not None and plan is not None and self._unfit(there, plan, route) else None
-            if cache.store.put(row, mine, unfit) or cache.store.get(row.key, row.route, use=False) is not None:
+            key = self.cache._signing_key
+            mine = record if key is None else records.encode(row, fields, key)
+            self._faults.made(len(mine))
+            if self._faults.attempt(STORING, lambda: self._put(row, mine, plan, route)):
                 return ""
             return "it does not fit into the cache's bound (PLANCACHE_MAX_BYTES)"
         except PlanCacheError as error:
             return f"it could not be stored: {error}"
+
+    def _put(self, row: Row, record: bytes, plan: About | None, route: str) -> bool:
+        """Whether it is stored, or another one that does not give way to it."""
+        store = self.cache.store
+        there = store.get(row.key, row.route, use=False)
+        unfit = there if there is not None and plan is not None and self._unfit(there, plan, route) else None
+        return store.put(row, record, unfit) or store.get(row.key, row.route, use=False) is not None
 
     def _unfit(self, record: bytes, plan: About, route: str) -> bool:
         try:
@@ -259,9 +356,10 @@ class Filler:
         lines = self._report.lines
         if not self._report.counts[BUILT]:
             return
-        for number, line in enumerate(lines):
-            if line.outcome in (BUILT, FOUND) and (line.key, line.route) not in self.cache.store.keys(line.key):
-                lines[number] = replace(line, outcome=FAILED, error=_EVICTED)
+        with suppress(StoreError):  # what cannot be read now was stored all the same
+            for number, line in enumerate(lines):
+                if line.outcome in (BUILT, FOUND) and (line.key, line.route) not in self.cache.store.keys(line.key):
+                    lines[number] = replace(line, outcome=FAILED, error=_EVICTED)
 
     def _tell(self, line: Line) -> None:
         self._report.lines.append(line)
@@ -298,6 +396,7 @@ class Planned:
 
     place: Place
     plans: list[About]
+    claim: str = ""
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,14 @@ class Finding(Upkeep):
         if layer == 0 and started < self._rests_until:
             return Found(Reason.STORE_FAULT, route, detail="the cache rests after a fault")
         try:
-            record = self._layers[layer].get(wanted.key.hash, route)
+            return self._looked_up(layer, wanted, route)
         except StoreError as error:
             self._store_fault(error, started, layer)
             return Found(Reason.STORE_FAULT, route, detail=str(error), layer=layer)
+
+    def _looked_up(self, layer: int, wanted: Request, route: Route) -> Found:
+        """What a layer holds. A store that cannot be read is a StoreError, whenever there was one before."""
+        record = self._layers[layer].get(wanted.key.hash, route)
         if record is None:
             return Found(Reason.ABSENT, route, layer=layer)
         try:
@@ -143,13 +147,13 @@ class Finding(Upkeep):
         if layer == 0 and time.monotonic() - started > _SLOW_FAULT:
             self._rests_until = time.monotonic() + _REST
 
-    def _warn(self, error: PlanCacheError) -> None:
+    def _warn(self, error: PlanCacheError, effect: str = "graphs are built as if there were no cache") -> None:
         """One line a kind and cache: to the log, since a warning turned into an error would stop the job."""
         with self._lock:
             if error.what in self._warned:
                 return
             self._warned.add(error.what)
-        _log.warning("%s (graphs are built as if there were no cache; said once)", error)
+        _log.warning("%s (%s; said once)", error, effect)
 
 
 def _more_telling(first: Found | None, found: Found) -> Found:

@@ -160,3 +160,27 @@ def test_processors_that_this_process_may_not_use_do_not_count():
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "1\n"
     assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
+
+
+MANY = """
+import os, resource, sys
+from plancache.crew import Crew
+if __name__ == "__main__":
+    soft, hard, jobs = map(int, sys.argv[1:])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with Crew(jobs) as crew:
+        futures = [crew.submit(os.getpid) for _ in range(2 * jobs)]
+        print(len({future.result() for future in futures}))
+"""
+
+
+@pytest.mark.parametrize(("hard", "most"), [(2000, 8), (60, 7)], ids=["may be raised", "stands"])
+def test_a_limit_on_open_files_costs_workers_and_no_work(tmp_path, hard, most):
+    script = tmp_path / "many.py"
+    script.write_text(MANY)
+    command = [sys.executable, script, "60", str(hard), "8"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert 1 <= int(done.stdout) <= most
+    assert hard == 60 or int(done.stdout) == 8

@@ -326,3 +326,17 @@ def test_real_plans_are_served_from_a_bundle_with_nothing_written(warm, tmp_path
     for mode in ("read-write", "require-hit"):
         assert run(SERVE, place / "plans.bundle", PLANCACHE_MODE=mode) == "['disk', 'disk', 'disk']\n"
     assert snapshot(place) == before
+
+
+@pytest.mark.parametrize("mode", ["read-only", "require-hit"])
+def test_a_directory_that_nobody_has_made_is_an_empty_one_where_layers_serve(mode, warm, tmp_path, targeted, said):
+    with plancache.open(tmp_path / "none", mode=mode, layers=[warm]) as cache:
+        assert cache.build(graphs.matmul()[0]).source is Source.LAYER
+        assert cache.lookup(graphs.matmul(m=48)[0]).reason is Reason.ABSENT
+        with pytest.raises(StoreError, match="there is no cache here"):  # nothing is exported from it by mistake
+            cache.export_bundle(tmp_path / "bundle")
+        (tmp_path / "none").mkdir()
+        with plancache.open(tmp_path / "none", mode="read-write") as other:
+            assert other.build(graphs.matmul(m=48)[0]).stored
+        assert cache.build(graphs.matmul(m=48)[0]).source is Source.DISK
+    assert said() == []

@@ -211,6 +211,15 @@ def test_a_job_that_misses_the_same_graph_again_and_again_lists_it_once(tmp_path
     assert len(list(misses.read(listed))) == 2
 
 
+def test_a_list_that_cannot_be_written_is_said_and_plans_are_kept_all_the_same(tmp_path, targeted, monkeypatch, said):
+    monkeypatch.setenv("PLANCACHE_MISSES", str(tmp_path / "none" / "misses"))
+    with plancache.open(tmp_path / "cache") as cache:
+        assert cache.build(graphs.unary()[0]).stored
+    (text,) = said()
+    assert "misses are not listed" in text
+    assert "as if there were no cache" not in text
+
+
 def test_lines_of_nonsense_in_a_list_are_passed_over_and_one_after_a_torn_line_is_read(tmp_path, targeted):
     listed = tmp_path / "misses"
     with plancache.open(tmp_path / "cache") as cache:

@@ -184,6 +184,12 @@ def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(tmp_path, option
         plancache.warm([layers.simple], **{"devices": ["h200"], **options}, cache=plancache.open(tmp_path / "cache"))
 
 
+@pytest.mark.parametrize("jobs", [0, -3])
+def test_no_workers_at_all_is_an_error_before_anything_is_looked_up(tmp_path, jobs):
+    with plancache.open(tmp_path / "cache") as cache, pytest.raises(SettingsError, match="1 or more"):
+        plancache.warm([layers.simple], ["h200"], cache=cache, jobs=jobs)
+
+
 def test_a_builder_that_ends_the_process_is_a_failing_case(tmp_path):
     def quits(handle):
         raise SystemExit(0)

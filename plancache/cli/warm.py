@@ -6,8 +6,8 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rich.text import Text
 from plancache.cli.device import named
 from plancache.cli.loading import builders
 from plancache.cli.place import Place
-from plancache.filler import BUILT, FAILED, FOUND, UNSUPPORTED, Line, Report
+from plancache.filler import BUILT, FAILED, FOUND, NOT_TRIED, UNSUPPORTED, Line, Report
 from plancache.filler import Progress as Told
 from plancache.places import ROUTES
 from plancache.rewarming import rewarm as rewarm_
@@ -80,12 +80,13 @@ def warm(place: Place, what: tuple[str, ...], options: Options) -> None:
     Without --device, for the GPU that is here. What is stored already is passed over, so that an interrupted run goes
     on where it was. Exit code 0 only if everything that should be there is.
     """
-    found = builders(what)
-    for builder in found:
-        if not builder.cases:
-            click.echo(f"Warning: {builder.name} has no cases, so nothing is built for it.", err=True)
-    with place.open("read-write") as cache, _progress("building") as told:
-        report = warm_(found, cache=cache, progress=told, **options.filling)
+    with _prints_on_stderr():
+        found = builders(what)
+        for builder in found:
+            if not builder.cases:
+                click.echo(f"Warning: {builder.name} has no cases, so nothing is built for it.", err=True)
+        with place.open("read-write") as cache, _progress("building") as told:
+            report = warm_(found, cache=cache, progress=told, **options.filling)
     _finish(report, options.as_json)
 
 
@@ -100,7 +101,7 @@ def rewarm(place: Place, source: Path, options: Options) -> None:
     writes it. Without --device, for each graph's own device: natively where that is here, else ahead of time. What
     is stored for other versions stays.
     """
-    with place.open("read-write") as cache, _progress("building") as told:
+    with _prints_on_stderr(), place.open("read-write") as cache, _progress("building") as told:
         report = rewarm_(source, cache=cache, progress=told, **options.filling)
     _finish(report, options.as_json)
 
@@ -130,6 +131,20 @@ def _progress(what: str) -> Iterator[Told | None]:
 
 
 @contextmanager
+def _prints_on_stderr() -> Iterator[None]:
+    """What builders and libraries print, here and in workers, does not come between the lines of the report."""
+    with ExitStack() as stack:
+        with suppress(OSError, AttributeError):  # one of them is closed
+            sys.stdout.flush()
+            out = os.dup(1)
+            stack.callback(os.close, out)
+            stack.callback(os.dup2, out, 1)
+            os.dup2(2, 1)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        yield
+
+
+@contextmanager
 def _interruptible() -> Iterator[None]:
     # Workers begin as `python -c`, for which modules in the working directory come before Python's own.
     before = os.environ.get("PYTHONSAFEPATH")
@@ -152,6 +167,8 @@ def _finish(report: Report, as_json: bool) -> None:
             click.echo(json.dumps(asdict(line), default=repr))
     else:
         _print(report)
+    if report.stopped:
+        click.echo(f"Stopped: {report.stopped}", err=True)
     sys.exit(0 if report else 1)
 
 
@@ -160,15 +177,18 @@ def _print(report: Report) -> None:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("builder", no_wrap=True, overflow="ellipsis")
     table.add_column("device", no_wrap=True, overflow="ellipsis")
-    for name in ("built", "found", "no route", "failed", "build s"):
+    outcomes = {BUILT: "built", FOUND: "found", UNSUPPORTED: "no route", FAILED: "failed"}
+    if report.counts[NOT_TRIED]:
+        outcomes[NOT_TRIED] = "not tried"
+    for name in (*outcomes.values(), "build s"):
         table.add_column(name, justify="right", no_wrap=True)
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in report.lines:
         groups.setdefault((line.builder, line.device), []).append(line)
     for (builder, device), lines in groups.items():
-        table.add_row(Text(builder.rpartition(".")[2] or "-"), Text(device), *_numbers(lines))
+        table.add_row(Text(builder.rpartition(".")[2] or "-"), Text(device), *_numbers(lines, outcomes))
     table.add_section()
-    table.add_row("all", "", *_numbers(report.lines), style="bold")
+    table.add_row("all", "", *_numbers(report.lines, outcomes), style="bold")
     console.print(table)
     cut = [_list(console, report, outcome) for outcome in (UNSUPPORTED, FAILED)]
     if any(cut):
@@ -176,10 +196,10 @@ def _print(report: Report) -> None:
     console.print(f"{_plural(report.counts)} in {report.seconds:.1f} s", soft_wrap=True)
 
 
-def _numbers(lines: list[Line]) -> list[str]:
+def _numbers(lines: list[Line], outcomes: Iterable[str]) -> list[str]:
     counts = Counter(line.outcome for line in lines)
     seconds = sum(line.seconds for line in lines)
-    return [*(str(counts[outcome] or "") for outcome in (BUILT, FOUND, UNSUPPORTED, FAILED)), f"{seconds:.1f}"]
+    return [*(str(counts[outcome] or "") for outcome in outcomes), f"{seconds:.1f}"]
 
 
 def _list(console: Console, report: Report, outcome: str) -> bool:
@@ -207,4 +227,5 @@ def _told(line: Line) -> str:
 
 
 def _plural(counts: Counter[str]) -> str:
-    return f"{counts[BUILT]} plans built, {counts[FOUND]} found, {counts[FAILED]} failed"
+    rest = f", {counts[NOT_TRIED]} not tried" if counts[NOT_TRIED] else ""
+    return f"{counts[BUILT]} plans built, {counts[FOUND]} found, {counts[FAILED]} failed{rest}"

@@ -32,7 +32,7 @@ AHEAD = 60.0
 # Seconds that a checkpoint waits for others.
 _PATIENCE = 0.1
 # Names of a database that was set aside, and of files that are linked to their places once they are made.
-_ASIDE, _SCRATCH = "damaged-", (".plancache.sqlite3.", ".migrate.lock.", ".locks.", ".locks-tuning.")
+_ASIDE, _SCRATCH = "damaged-", (".plancache.sqlite3.", ".migrate.lock.", ".locks.", ".locks-tuning.", ".locks-filling.")
 _STALE = 3600.0  # seconds after which they are a killed process's
 
 

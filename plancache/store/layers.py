@@ -14,6 +14,7 @@ from plancache.store.eviction import Bounds
 from plancache.store.files import DIRECTORY, FileStore
 from plancache.store.interface import Store
 from plancache.store.locks import SingleFlight
+from plancache.store.memory import MemoryStore
 from plancache.store.plans import SqliteStore
 from plancache.store.tallies import Counting
 
@@ -81,8 +82,10 @@ class Layers:
         self._under = tuple(under)
         self._opened: dict[int, Store] = {}
         self._access: Access | None = None
+        self._nothing = MemoryStore()
+        self._nothing.read_only = True
         #: What lookups came to; the writable store writes it, once it is opened.
-        self.counting = Counting()
+        self.counting = self._nothing.counting = Counting()
 
     def __len__(self) -> int:
         return 1 + len(self._under)
@@ -90,9 +93,19 @@ class Layers:
     def __getitem__(self, number: int) -> Store:
         """The store of a layer, 0 the writable one.
 
+        Where there are others under it, and it may not be made, it is an empty one until somebody makes it.
+
         Raises:
             StoreError: it cannot be opened.
         """
+        opened = self._opened.get(number)
+        if opened is not None:
+            return opened
+        if number == 0 and self._read_only and self._under and not self.path.exists():
+            return self._nothing
+        return self._open(number)
+
+    def _open(self, number: int) -> Store:
         opened = self._opened.get(number)
         if opened is None:
             path = self.path if number == 0 else self._under[number - 1]
@@ -105,18 +118,22 @@ class Layers:
 
     @property
     def top(self) -> Store:
-        """The writable one."""
-        return self[0]
+        """The writable one.
 
-    def locks(self, tuning: bool = False) -> SingleFlight:
-        """The build locks of the writable one, or its tuning locks.
+        Raises:
+            StoreError: it cannot be opened.
+        """
+        return self._open(0)
+
+    def locks(self, tuning: bool = False, filling: bool = False) -> SingleFlight:
+        """The build locks of the writable one, or its tuning locks, or those by which fills share their work.
 
         Raises:
             StoreError: it cannot be opened, or may not be written.
         """
         if self.top.read_only or self._access is None:
             raise StoreError("a cache that may not be written has no locks", path=self.path)
-        return SingleFlight(self.path, self._access, self.options.wait, tuning)
+        return SingleFlight(self.path, self._access, self.options.wait, tuning, filling)
 
     def opened(self) -> Iterator[Store]:
         """Those that were opened so far."""

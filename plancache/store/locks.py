@@ -13,9 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plancache.errors import StoreError
 from plancache.store.directory import Access
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 FILES = 1024
 # Seconds between two looks of a waiter; each look is one read of the store and one try of the lock.
@@ -25,13 +29,16 @@ _MODES = 0.2
 
 
 class SingleFlight:
-    """The locks of one cache directory: those for building, or the other set, for tuning.
+    """One set of locks of a cache directory: `locks` for building, `locks-tuning`, or `locks-filling`.
 
-    Two sets, since whoever wants a plan must not wait for somebody who tunes it.
+    They are sets of their own, since whoever wants a plan must not wait for somebody who tunes it, nor for one who
+    fills the cache and has many plans under way.
     """
 
-    def __init__(self, directory: Path, access: Access, wait: float, tuning: bool = False) -> None:
-        self.directory = directory / ("locks-tuning" if tuning else "locks")
+    def __init__(
+        self, directory: Path, access: Access, wait: float, tuning: bool = False, filling: bool = False
+    ) -> None:
+        self.directory = directory / ("locks-tuning" if tuning else "locks-filling" if filling else "locks")
         self.access = access
         self.wait = wait
         self._late = (
@@ -51,12 +58,45 @@ class SingleFlight:
         Raises:
             StoreError: this file system cannot lock, or the wait was over; the error says who held the lock.
         """
+        path = self.directory / f"{slot(key):03x}.lock"
+        lock = self._lock(path)
+        mine = self._acquire(lock, path, stored)
+        try:
+            yield mine
+        finally:
+            if mine:
+                _release(lock, path)
+
+    def claim(self, number: int) -> Callable[[], None] | None:
+        """Take the lock of a slot if nobody holds it, without waiting; gives what releases it, else None.
+
+        Raises:
+            StoreError: this file system cannot lock.
+        """
         import filelock
 
-        path = self.directory / f"{int(key[:8], 16) % FILES:03x}.lock"
+        path = self.directory / f"{number:03x}.lock"
+        lock, begun = self._lock(path), time.monotonic()
+        while True:
+            try:
+                lock.acquire(blocking=False)
+            except filelock.Timeout:
+                return None
+            except PermissionError as error:  # see `_acquire`
+                if time.monotonic() > begun + _MODES:
+                    raise _cannot_lock(path, error) from error
+                time.sleep(_POLL)
+            except (OSError, NotImplementedError) as error:
+                raise _cannot_lock(path, error) from error
+            else:
+                return lambda: _release(lock, path)
+
+    def _lock(self, path: Path) -> BaseFileLock:
+        import filelock
+
         try:
             self.access.make(self.directory)
-            lock = filelock.FileLock(
+            return filelock.FileLock(
                 path,
                 mode=self.access.file_mode,
                 thread_local=False,
@@ -66,22 +106,15 @@ class SingleFlight:
             )
         except OSError as error:
             raise _cannot_lock(path, error) from error
-        mine = self._acquire(lock, path, stored)
-        try:
-            yield mine
-        finally:
-            if mine:
-                _unsign(lock, path)
-                lock.release()
 
-    def _acquire(self, lock: object, path: Path, stored: Callable[[], bool]) -> bool:
+    def _acquire(self, lock: BaseFileLock, path: Path, stored: Callable[[], bool]) -> bool:
         import filelock
 
         begun = time.monotonic()
         deadline = begun + self.wait
         while True:
             try:
-                lock.acquire(blocking=False)  # type: ignore[attr-defined]
+                lock.acquire(blocking=False)
                 return True
             except filelock.Timeout:
                 pass
@@ -103,6 +136,11 @@ class SingleFlight:
             time.sleep(_POLL)
 
 
+def slot(key: str) -> int:
+    """Which of the lock files is a key's."""
+    return int(key[:8], 16) % FILES
+
+
 def holder(path: Path) -> str:
     """Who holds a lock file, as its holder signed it."""
     try:
@@ -120,9 +158,14 @@ def _sign(descriptor: int) -> None:
         pass  # a full disk: the lock holds all the same, and says nothing of its holder
 
 
-def _unsign(lock: object, path: Path) -> None:
+def _release(lock: BaseFileLock, path: Path) -> None:
+    _unsign(lock, path)
+    lock.release()
+
+
+def _unsign(lock: BaseFileLock, path: Path) -> None:
     """Take the signature off: it is true no longer, and 1,024 of them would be 4 MB on disk, a block each."""
-    if lock.is_locked:  # type: ignore[attr-defined]  # not in a child that was forked meanwhile: it is its parent's
+    if lock.is_locked:  # not in a child that was forked meanwhile: it is its parent's
         with suppress(OSError):
             os.truncate(path, 0)
 
