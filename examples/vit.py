@@ -3,10 +3,7 @@
 The image is cut into 14x14 patches, embedded by a convolution whose stride is its kernel; with the class token these
 are 197 tokens of 768 features. An encoder block is layer norm, the query, key and value projections as one matmul,
 attention without a mask, the output projection plus the residual, layer norm, and an MLP with GELU plus the residual.
-
-cuDNN has no engine for a 16x16 convolution with stride 16 followed by both bias and position embedding. With
-channels last, the 16 pixels of a patch's row lie side by side, so the same bytes are also an image 14 wide with 48
-channels, and the same filters are 16x1 with 48 channels: that convolution takes both, in one kernel.
+The position embedding, which is added once the class token is there, is no part of this module.
 """
 
 from __future__ import annotations
@@ -60,21 +57,14 @@ def _linear(graph: Any, tokens: int, inputs: int, outputs: int) -> tuple[tuple[A
 
 @plancache.cached(cases=[()])
 def patch_embedding(handle: Any) -> Any:
-    """Patches to features, plus bias and position embedding; see the module's text for the shapes.
-
-    The position embedding is given once for each image: cuDNN takes one for all of them, [1, 768, 14, 14], as well,
-    but on an H200 engine 4 then ends with a misaligned address, and engine 7 computes something else (9.19 and 9.27).
-    """
+    """Patches to features."""
     graph = _graph(handle)
-    row = PATCH * IMAGE_CHANNELS
-    x = _channels_last(graph, "x", BATCH, row, IMAGE_SIZE, GRID)
-    w = _channels_last(graph, "w", HIDDEN, row, PATCH, 1)
+    x = _channels_last(graph, "x", BATCH, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+    w = _channels_last(graph, "w", HIDDEN, IMAGE_CHANNELS, PATCH, PATCH)
     bias = _channels_last(graph, "bias", 1, HIDDEN, 1, 1)
-    position = _channels_last(graph, "position", BATCH, HIDDEN, GRID, GRID)
-    y = graph.conv_fprop(x, w, padding=[0, 0], stride=[PATCH, 1], dilation=[1, 1])
-    y = graph.add(graph.bias(y, bias), position)
+    y = graph.bias(graph.conv_fprop(x, w, padding=[0, 0], stride=[PATCH, PATCH], dilation=[1, 1]), bias)
     y.set_output(True)
-    return graph, (x, w, bias, position, y)
+    return graph, (x, w, bias, y)
 
 
 @plancache.cached(cases=[(TOKENS,), (BATCH,)])

@@ -1,10 +1,10 @@
 """The route `replay`: a plan built with a kernel cache, and first replayed in a process that may die of it.
 
 cuDNN does not check a kernel document: 9.19 kills the process (SIGSEGV) in which a layer norm or an RMS norm that was
-built with a kernel cache is replayed, on a GPU and without one. 9.27 and 9.28 put the kernels of norms into the
-document and compile them again all the same (after the replay it holds one more), which takes as long as to build
-natively, and gives a slower plan. So what is to be stored for this route is replayed in a child process before, one
-graph of a kind: the same operations and engine, with the same libraries and device.
+built with a kernel cache is replayed, on a GPU and without one. And it may compile all the same, which takes as long as
+to build natively and gives a slower plan: cuDNN before 9.27 always does (9.15 to 9.26 measured), 9.27 and 9.28 do with
+norms (their document holds one kernel more after the replay). So what is to be stored for this route is replayed in a
+child process before, one graph of a kind: the same operations and engine, with the same libraries and device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgpack
 
 from plancache import child
 from plancache.cudnn import device as devices
-from plancache.cudnn import frontend, kernel_cache, requests
+from plancache.cudnn import frontend, kernel_cache, libraries, requests
 from plancache.cudnn.kernel_cache import Tracked
 from plancache.cudnn.plans import (
     BuiltPlan,
@@ -38,6 +38,8 @@ from plancache.cudnn.running import Runner
 from plancache.errors import RunError
 from plancache.keys import digest
 
+# The first cuDNN that takes the kernels of a graph without dynamic shapes from a document.
+FIRST_REPLAY = 92700
 _SECONDS = 120.0
 _GOOD = b"replayed"
 _lock = threading.Lock()
@@ -54,6 +56,8 @@ def build_replay(wanted: Request) -> BuiltPlan:
         RunError: nothing could be found out about that.
         And whatever the frontend raises: cudnnGraphNotSupportedError for a graph that has no dynamic-shape engine.
     """
+    if libraries.backend_version() < FIRST_REPLAY:
+        raise UnkeptPlanError("unloadable", "cuDNN before 9.27 compiles again in each replay")
     native = wanted.route is Route.NATIVE
     place = {"handle": frontend.handle_of(wanted.graph)} if native else {"device": wanted.device}
     twin = requests.twin(wanted, **place)

@@ -37,8 +37,8 @@ def _layer_normed(x, scale, bias, epsilon):
     return (x - mean) * (variance + epsilon).rsqrt() * scale + bias
 
 
-def _embedded(x, w, bias, position):
-    return torch.nn.functional.conv2d(x, w, stride=(w.shape[2], 1)) + bias + position
+def _embedded(x, w, bias):
+    return torch.nn.functional.conv2d(x, w, stride=w.shape[2]) + bias
 
 
 REFERENCES = {
