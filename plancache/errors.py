@@ -79,6 +79,10 @@ class StoreError(PlanCacheError):
         self.damaged = damaged
 
 
+class BusyError(StoreError):
+    """Another process is at the same work, and held its lock for longer than one waits (`PLANCACHE_WAIT`)."""
+
+
 class RecordError(PlanCacheError):
     """A stored record that is not what it says. With `foreign`, it may be good for whoever has its key or version."""
 

@@ -16,7 +16,7 @@ from plancache.cudnn import candidates, environment, frontend, plans, requests
 from plancache.cudnn import device as devices
 from plancache.cudnn.plans import Request, Route
 from plancache.cudnn.running import Operands, Runner, Timing
-from plancache.errors import BuilderError, DeviceError, LibraryError, PlanCacheError, RecordError, RunError
+from plancache.errors import BuilderError, BusyError, DeviceError, LibraryError, PlanCacheError, RecordError, RunError
 from plancache.kernels import is_kernel
 from plancache.keys import digest
 from plancache.store import records
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 RIGHT, WRONG, CRASHED, REFUSED, SKIPPED = "right", "wrong", "crashed", "refused", "skipped"
 # What must not be served: it goes.
 _UNFIT = (WRONG, HUNG, CRASHED)
+_SIGN = 1.0  # seconds between two signs of life
+_PASSED_ON: dict[str, type[PlanCacheError]] = {"BuilderError": BuilderError, "BusyError": BusyError}
 _ORDER: dict[str, int] = {route: place for place, route in enumerate(Route)}
 
 
@@ -40,7 +42,8 @@ class Verdict:
     Attributes:
         row: which.
         verdict: `right`, `wrong`, `hung`, `crashed` (its process died), `refused` (by cuDNN, or as another plan's
-            record) or `skipped` (nothing can be said: it could not be run, or not be built natively).
+            record) or `skipped` (nothing can be said: it could not be run, or not be built natively, or both gave
+            nothing but zeros and NaN).
         detail: more about it.
         exact: whether every byte was that of the natively built plan; None where nothing was compared.
         micros: what one execute takes on the device.
@@ -163,6 +166,7 @@ class _Native:
     outputs: dict[int, int]
     timing: Timing
     repeatable: bool
+    empty: bool = False
 
 
 class Checker:
@@ -222,6 +226,7 @@ class Checker:
         # Where sums go into memory in any order, not even the same plan gives the same bits twice.
         native.repeatable = runner.compare(made, native.expected, native.outputs).exact
         native.timing = runner.time(graph, made, native.outputs)
+        native.empty = runner.empty(made, native.expected)
         self._native = native
         return native
 
@@ -249,6 +254,9 @@ class Checker:
         micros = runner.time(wanted.graph, native.operands, native.outputs).median if right else None
         if not right:  # it may have written elsewhere too, and the key's next plan is not to be judged by that
             self._release(runner)
+        if right and native.empty:
+            detail = "nothing but zeros and NaN for random inputs, also of the natively built plan: that proves nothing"
+            return _said(SKIPPED, detail, found.exact, micros, native.timing.median)
         return _said(RIGHT if right else WRONG, str(found), found.exact, micros, native.timing.median)
 
     def _release(self, runner: Runner) -> None:
@@ -280,9 +288,18 @@ class Checker:
                 }
             )
 
+        told = 0.0
+
+        def waiting() -> None:
+            """A sign of life: whoever waits for another process does not hang."""
+            nonlocal told
+            if time.monotonic() > told + _SIGN:
+                told = time.monotonic()
+                say({"event": "waiting"})
+
         limits = Limits(job["seconds"], job["workspace"], job["memory"])
         lost = {name: (status, detail) for name, (status, detail) in job["lost"].items()}
-        return tune_request(self._cache, wanted, limits, said, job["again"], lost).document()
+        return tune_request(self._cache, wanted, limits, said, job["again"], lost, waiting).document()
 
 
 def _said(
@@ -309,7 +326,8 @@ def tune_row(
         said: called before each candidate: its place, how many there are, its name.
 
     Raises:
-        BuilderError: the graph has nothing to tune: an explicit plan, or dynamic shapes.
+        BuilderError: the graph has nothing to tune: an explicit plan, dynamic shapes, or outputs that show nothing.
+        BusyError: another process tunes it.
         RunError: the graph cannot be tuned; the text says why.
         StoreError: the cache cannot be read or written.
     """
@@ -324,10 +342,12 @@ def tune_row(
                 if event["event"] == "candidate":
                     name = event["name"]
                     said(event["place"], event["of"], event["name"])
+                elif event["event"] == "waiting":
+                    begun = time.monotonic()  # the time is for one's own candidates
                 elif event["event"] == "done":
                     return Tuning.of(event["table"])
-                elif event.get("kind") == BuilderError.__name__:
-                    raise BuilderError(event["text"])
+                elif event.get("kind") in _PASSED_ON:
+                    raise _PASSED_ON[event["kind"]](event["text"])
                 elif not event.get("fault"):
                     raise RunError("a graph could not be tuned", found=event["text"])
                 else:

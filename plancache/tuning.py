@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 OK, WRONG, FAILED, HUNG, TOO_LARGE, WAITING = "ok", "wrong", "failed", "hung", "too large", "not run"
 _TURNS = 3
+# How many of the fastest are timed again, in turns with the first choice, and how much slower than the fastest these
+# may be: between one candidate's turn and another's, the clocks of a device that others use too move by some percent.
+_RIVALS, _CLOSE = 3, 1.1
 
 
 @dataclass
@@ -162,14 +165,17 @@ def tune_request(
     said: Said,
     again: bool = False,
     lost: Mapping[str, tuple[str, str]] | None = None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Tuning:
     """Tune the request's graph, one process at a time; whoever waited takes what the other one has found.
 
     Args:
         lost: candidates that are not tried, by name: they ended a process before this one. Their status and its detail.
+        waiting: called again and again while another process tunes it.
 
     Raises:
         BuilderError: the graph has nothing to tune.
+        BusyError: another process tunes it, and has for longer than this one waits.
         And what `PlanCache.tune` says of devices and the cache.
     """
     _check_tunable(wanted)
@@ -181,7 +187,12 @@ def tune_request(
     finished = None if again else there()
     if finished is not None:
         return finished
-    with cache._layers.locks(tuning=True).turn(wanted.key.hash, lambda: not again and there() is not None):
+
+    def done_meanwhile() -> bool:
+        waiting()
+        return not again and there() is not None
+
+    with cache._layers.locks(tuning=True).turn(wanted.key.hash, done_meanwhile):
         finished = None if again else there()
         if finished is not None:
             return finished
@@ -245,7 +256,7 @@ class _Tuner:
         self._operands: Operands | None = None
         self._judge: int | None = None
         self._judged: _Ready | None = None
-        self._fastest: _Ready | None = None
+        self._fastest: list[_Ready] = []
         self._expected: dict[int, int] = {}
         self._outputs: dict[int, int] = {}
 
@@ -268,27 +279,33 @@ class _Tuner:
                     self._try(place, candidate)
                     table.seconds = spent + time.monotonic() - self._started
                     self._keep()
-            self._compare_the_two()
+            self._compare_the_fastest()
         finally:
             table.seconds = spent + time.monotonic() - self._started
             self._keep()
         return table
 
-    def _compare_the_two(self) -> None:
+    def _compare_the_fastest(self) -> None:
         """Time the first choice and the fastest in turns: the clocks were others when each was run."""
-        table, first, fastest = self._state.table, self._judged, self._fastest
-        if first is None or fastest is None or first is fastest or self._operands is None:
+        table, first = self._state.table, self._judged
+        ready = {one.place for one in self._fastest}
+        if first is None or self._operands is None or table.chosen not in ready or ready == {first.place}:
             return
-        timings: dict[int, list[Timing]] = {first.place: [], fastest.place: []}
+        limit = _CLOSE * self._median(self._fastest[0])
+        rivals = [one for one in self._fastest if one is not first and self._median(one) <= limit]
+        timings: dict[int, list[Timing]] = {one.place: [] for one in (first, *rivals)}
         for _ in range(_TURNS):
-            for one in (first, fastest):
+            for one in (first, *rivals):
                 self._said(one.place, table)  # so that it is this one that did not come back
                 timings[one.place].append(self._runner.time(one.graph, self._operands, self._outputs))
         for place, taken in timings.items():
             table.candidates[place].median = round(min(one.median for one in taken), 3)
             table.candidates[place].best = round(min(one.best for one in taken), 3)
-        if (table.gain or 1.0) <= 1.0:
-            table.chosen, self._state.best = first.place, first.plan
+        chosen = min((first, *rivals), key=self._median)  # the first choice where there is nothing to gain
+        table.chosen, self._state.best = chosen.place, chosen.plan
+
+    def _median(self, one: _Ready) -> float:
+        return self._state.table.candidates[one.place].median or 0.0
 
     def _begun(self, earlier: _State | None, again: bool) -> _State:
         listed = [
@@ -329,6 +346,8 @@ class _Tuner:
                 candidate.status = TOO_LARGE
                 return
             self._measure(place, candidate, built, seconds)
+        except BuilderError:
+            raise
         except RunError as error:
             candidate.status, candidate.detail = FAILED, str(error)
             if error.fault or self._operands is None:  # then no other candidate can be run either
@@ -342,6 +361,11 @@ class _Tuner:
         made = self._prepared(built)
         runner.run(built, made, self._outputs)
         if self._judge is None:
+            if runner.empty(made, self._outputs):
+                raise BuilderError(
+                    "this graph has nothing to tune",
+                    found="outputs of nothing but zeros and NaN for random inputs, by which nothing can be judged",
+                )
             # This one is what the heuristics choose: the others are judged by it.
             self._expected, self._outputs = self._outputs, self._expected
             self._judge = table.first = place
@@ -356,12 +380,14 @@ class _Tuner:
         candidate.median, candidate.best = round(timing.median, 3), round(timing.best, 3)
         fastest = None if table.chosen is None else table.candidates[table.chosen].median
         faster = fastest is None or self._state.best is None or candidate.median < fastest
-        if faster or self._judge == place:
+        rival = faster or len(self._fastest) < _RIVALS or candidate.median < self._median(self._fastest[-1])
+        if rival or self._judge == place:
             one = _Ready(place, built, candidates.taken(self._wanted, built, seconds))
             if self._judge == place:
                 self._judged = one
             if faster:
-                self._fastest, self._state.best, table.chosen = one, one.plan, place
+                self._state.best, table.chosen = one.plan, place
+            self._fastest = sorted([*self._fastest, one], key=self._median)[:_RIVALS]
         candidate.status = OK
 
     def _put_right(self, made: Operands) -> None:

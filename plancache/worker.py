@@ -53,8 +53,7 @@ class Worker:
             "kind": options.kind,
             "key": None if options.key is None else options.key.hex(),
             "trusted": list(options.trusted),
-            # Whoever tunes the same plan is waited for, but not so long that the wait passes for a plan that hangs.
-            "wait": min(options.wait, timeout / 2),
+            "wait": options.wait,
         }
         self._child: subprocess.Popen[bytes] | None = None
         self._read = b""

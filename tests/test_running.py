@@ -67,6 +67,19 @@ def test_two_results_that_differ_by_rounding_are_the_same_and_others_are_not():
     assert numbers.difference([(half, half)], len(half), "HALF").exact
 
 
+def test_results_of_nothing_but_zeros_and_nan_are_empty():
+    nan, one = struct.pack("<e", math.nan), struct.pack("<e", 1.0)
+    for data, expected in (
+        (bytes(9000), True),
+        (nan * 4500, True),
+        (bytes(8998) + nan, True),
+        (bytes(8998) + one, False),
+    ):
+        assert numbers.is_empty(data, "HALF") is expected
+    assert numbers.is_empty(struct.pack("<2f", -0.0, 0.0), "FLOAT")
+    assert not numbers.is_empty(bytes(8) + b"\x10", "FP4_E2M1")
+
+
 def test_of_two_values_in_a_byte_both_are_compared():
     assert values(b"\x21", "FP4_E2M1") == [0.5, 1.0]
     low, high = bytes([0x77]) * 64, bytes([0xF7]) * 64  # 6 and 6; 6 and -6

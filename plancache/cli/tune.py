@@ -15,7 +15,7 @@ from plancache.cli.listing import size_text
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, selecting
 from plancache.cli.values import memory_option, seconds_value, size_value, timeout_option
-from plancache.errors import BuilderError, RunError
+from plancache.errors import BuilderError, BusyError, RunError
 from plancache.store.interface import Row
 from plancache.tuning import OK, WAITING, Tuning
 
@@ -52,7 +52,8 @@ def tune(
     """Run every plan that cuDNN offers for the stored graphs, and keep the fastest of each; KEY begins their keys.
 
     Candidates run in a child process: one that hangs is ended, noted, and not tried again. Interrupted, it goes on next
-    time with what was not measured yet. Exit code 1 if a graph could not be tuned.
+    time with what was not measured yet. What another process tunes is waited for, and its table taken; after
+    PLANCACHE_WAIT it is left to it. Exit code 1 if a graph could not be tuned.
     """
     from plancache import ondevice, tuning
     from plancache.worker import Worker
@@ -79,7 +80,10 @@ def tune(
                     result: Tuning | str
                     try:
                         result = ondevice.tune_row(cache, worker, row, limits, again, said)
-                    except BuilderError as error:  # nothing to tune: no fault of anybody's
+                    except (
+                        BuilderError,
+                        BusyError,
+                    ) as error:  # nothing to tune, or not by this one: no fault
                         result = str(error)
                     except RunError as error:
                         failed += 1

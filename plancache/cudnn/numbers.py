@@ -133,6 +133,14 @@ def _decoded(data: memoryview, data_type: str, step: int) -> list[float]:
     return [table[code] for code in codes]
 
 
+def is_empty(data: bytes, data_type: str) -> bool:
+    """Whether all values are zero or NaN."""
+    if data.count(0) == len(data):
+        return True
+    pieces = (memoryview(data)[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+    return all(value == 0.0 or isnan(value) for piece in pieces for value in _decoded(piece, data_type, 1))
+
+
 @dataclass
 class Difference:
     """How far an output is from the one that it should be.

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plancache.errors import StoreError
+from plancache.errors import BusyError, StoreError
 from plancache.store.directory import Access
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class SingleFlight:
             stored: asked while waiting; once it says yes there is nothing left to wait for.
 
         Raises:
-            StoreError: this file system cannot lock, or the wait was over; the error says who held the lock.
+            BusyError: the wait was over; the error says who held the lock.
+            StoreError: this file system cannot lock.
         """
         path = self.directory / f"{slot(key):03x}.lock"
         lock = self._lock(path)
@@ -127,7 +128,7 @@ class SingleFlight:
             if stored():
                 return False
             if time.monotonic() >= deadline:
-                raise StoreError(
+                raise BusyError(
                     self._late,
                     path=path,
                     found=f"held for {self.wait:.0f} s by {holder(path)}",

@@ -9,10 +9,9 @@ import pytest
 from plancache.cudnn import libraries
 from plancache.cudnn.replaying import FIRST_REPLAY
 from tests.gpu.layers import LAYERS, bundle_name
+from tests.gpu.test_native import NOISE_US
 
 NAMES = tuple(LAYERS)
-# Kernels that take 2 us differ by more than 5 % between two runs of one plan.
-NOISE_US = 0.3
 # Without a dynamic-shape engine there is no replay, and norms compile again in theirs, as everything does before 9.27.
 NO_REPLAY = {"SDPA", "SDPA backward", "layer norm", "RMS norm"}
 

@@ -5,6 +5,8 @@ import pytest
 from plancache.cudnn import libraries
 
 NAMES = ("matmul", "conv", "sdpa")
+# Kernels that take 2 us differ by more than 5 % between two runs of one plan.
+NOISE_US = 0.3
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,8 +48,13 @@ def test_what_was_filled_ahead_is_replayed_on_the_gpu_and_is_right(on_gpu, tmp_p
 def test_dynamic_shapes_compile_once_and_are_right_at_every_length(on_gpu, tmp_path):
     first, second = on_gpu(f"dynamic({str(tmp_path)!r})"), on_gpu(f"dynamic({str(tmp_path)!r})")
     print("dynamic", first, second)
-    assert [line.split()[0] for line in second] == ["disk"] * 4
-    assert first[0].startswith("built")
+    # From memory comes what no kernel had to be compiled for: 9.19 has a precompiled engine for it.
+    assert {line.split()[0] for line in second} <= ({"disk"} if first[0].startswith("built") else {"disk", "memory"})
+    for built, loaded in zip(first, second, strict=True):
+        *_, digest, micros = built.split()
+        *_, same, again = loaded.split()
+        assert digest == same
+        assert float(again) <= 1.05 * float(micros) or float(again) - float(micros) <= NOISE_US
 
 
 def test_overridden_shapes_are_right_at_every_length_from_disk_too_and_bit_equal(on_gpu, tmp_path):
@@ -56,7 +63,10 @@ def test_overridden_shapes_are_right_at_every_length_from_disk_too_and_bit_equal
     first, second = on_gpu(f"overridden({str(tmp_path)!r})"), on_gpu(f"overridden({str(tmp_path)!r})")
     print("overridden", first, second)
     assert [line.split()[0] for line in (*first, *second)] == ["built"] * 3 + ["disk"] * 3
-    assert [line.split()[1] for line in first] == [line.split()[1] for line in second]
+    for built, loaded in zip(first, second, strict=True):
+        (_, digest, micros), (_, same, again) = built.split(), loaded.split()
+        assert digest == same
+        assert float(again) <= 1.05 * float(micros) or float(again) - float(micros) <= NOISE_US
 
 
 def test_the_fingerprint_of_a_live_device_is_that_of_its_json_and_takes_no_json(on_gpu):
