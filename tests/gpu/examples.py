@@ -38,7 +38,7 @@ def _layer_normed(x, scale, bias, epsilon):
 
 
 def _embedded(x, w, bias):
-    return torch.nn.functional.conv2d(x, w, stride=w.shape[2]) + bias
+    return torch.nn.functional.conv2d(x, w, stride=w.shape[2:]) + bias
 
 
 REFERENCES = {
