@@ -360,7 +360,7 @@ class PlanCache(Finding):
             raise lookups.miss_error(found.reason, "no kernels for this topology", wanted.key)
         from_disk, before = kernels.loaded, plans.declared_tensors(wanted.graph)
         built = self._dynamic.build(wanted, kernels, attach=own is None)
-        if built.compiled:
+        if built.compiled or not kernels.serves:
             self._missed(wanted, found)
             if self.mode == "require-hit":
                 raise lookups.miss_error(found.reason, "a kernel had to be compiled", wanted.key)

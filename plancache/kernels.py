@@ -108,6 +108,11 @@ class KernelCache:
         return self._tracked.loaded > 0
 
     @property
+    def serves(self) -> bool:
+        """Whether there is a kernel in it at all; a build that compiled nothing else took an engine that needs none."""
+        return bool(self._entries) or self.loaded or self._whole is not None
+
+    @property
     def revision(self) -> int | None:
         """cuDNN's revision of it; None before the first build, or where this cuDNN has none."""
         return self._tracked.revision

@@ -215,7 +215,7 @@ class Session:
         if self.cache.mode == "require-hit":
             raise lookups.miss_error(found.reason, found.detail, wanted.key)
         outcome = self.cache._build(wanted, found, started)
-        if self.kernels is not None and compiled == [False]:
+        if self.kernels is not None and compiled == [False] and self.kernels.serves:
             source = Source.DISK if self.kernels.loaded else Source.MEMORY
             outcome = replace(outcome, source=source, reason=Reason.KERNELS, route="kernels")
         self.finish(graph, outcome)

@@ -46,8 +46,8 @@ def test_warming_without_a_device_builds_natively_for_the_gpu_that_is_here(on_gp
 def test_dynamic_shapes_are_warmed_natively_with_their_kernels(on_gpu, tmp_path):
     assert on_gpu(f"warm_lengths({str(tmp_path)!r})", timeout=300) == ["native built"] * 3
     outcomes = on_gpu(f"dynamic({str(tmp_path)!r})")  # four lengths, one of which was not warmed
-    # From memory comes what no kernel had to be compiled for: 9.19 has a precompiled engine for it.
-    assert {line.split()[0] for line in outcomes} <= {"disk", "memory"}
+    # 9.19 has a precompiled engine, so that there is no kernel which could serve the length that was not warmed.
+    assert [line.split()[0] for line in outcomes] in (["disk"] * 4, ["disk", "disk", "built", "disk"])
 
 
 def test_rewarming_on_a_gpu_builds_natively_for_it(on_gpu, tmp_path):
