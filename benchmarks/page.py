@@ -16,7 +16,7 @@ from benchmarks.harness import RESULTS, checks_table, markdown
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 # In the order of the page. `summary` is made of all of them.
-NAMES = ("ready", "hit", "adoption", "memory", "store", "herd", "dynamic", "scale", "keys")
+NAMES = ("ready", "hit", "adoption", "memory", "store", "herd", "dynamic", "scale", "keys", "warm")
 _BLOCK = re.compile(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", re.DOTALL)
 
 
