@@ -78,7 +78,7 @@ class Done:
     kernels: list[bytes] = field(default_factory=list)
 
 
-# An executor may have several threads in one process (Dask has, unless told otherwise). Building holds Python's own lock,
+# An executor may have several threads in one process (Dask has, unless told otherwise). Building holds Python's lock,
 # so they gain nothing, and the frontend's first imports do not stand two at once (1 of 40 plans failed, measured).
 _one = threading.Lock()
 
