@@ -198,7 +198,7 @@ class _Running:
         try:
             self._pending[self._executor.submit(self._call, job.task)] = (job, attempt)
         except Exception as error:  # broken, or shut down by somebody
-            yield job, _lost(error)
+            yield job, Lost(f"the executor takes no more work: {type(error).__name__}: {str(error).strip()[:500]}")
 
     def take(self, timeout: float | None) -> Iterator[tuple[Job[Any], Any]]:
         """What has been answered; without a timeout, at least one."""

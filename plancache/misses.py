@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,19 +70,28 @@ def append(file: Path, miss: Miss) -> None:
         raise StoreError("the list of misses cannot be written", path=file, found=str(error)) from error
 
 
-def read(file: Path) -> Iterator[Miss]:
+def read(file: Path, passed_over: Callable[[], object] | None = None) -> Iterator[Miss]:
     """The misses in a list. Lines that are cut short (a killed process, a full disk) or damaged are passed over.
+
+    Args:
+        file: the list.
+        passed_over: called for each of those.
 
     Raises:
         StoreError: the list cannot be read.
     """
     for line in _lines(file):
         # What follows a line that was cut short stands in the same line.
-        whole = line[max(line.rfind(_BEGIN), 0) :]
+        begin = max(line.rfind(_BEGIN), 0)
+        if begin and passed_over is not None:
+            passed_over()
         try:
-            yield _miss(json.loads(whole))
+            miss = _miss(json.loads(line[begin:]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            if passed_over is not None and line.strip():
+                passed_over()
             continue
+        yield miss
 
 
 def _miss(fields: Any) -> Miss:

@@ -99,6 +99,12 @@ def rewarm(
     places = None if devices is None else placed(devices, driver, routes)
     with Source(Path(source), chosen) as opened:
         total = sum(1 for _ in _once(opened.seen(), with_device=places is None))
+        if opened.passed_over:
+            _log.warning(
+                "%d lines of %s are cut short or damaged, and are passed over: what they name is not built",
+                opened.passed_over,
+                source,
+            )
         filler = Filler(chosen, progress, total * (1 if places is None else len(places)))
         own = _Own(driver_version(driver), routes)
         seen = _once(opened.seen(), with_device=places is None)
@@ -149,7 +155,13 @@ def _served_otherwise(cache: PlanCache, libraries: str, place: Place) -> Iterato
 
 
 class Source:
-    """What is built again: a context manager."""
+    """What is built again: a context manager.
+
+    Attributes:
+        passed_over: how many lines of a list of misses could not be read, the last time that it was.
+    """
+
+    passed_over = 0
 
     def __init__(self, path: Path, cache: PlanCache) -> None:
         self._path = path
@@ -179,7 +191,8 @@ class Source:
     def seen(self) -> Iterator[Seen]:
         """Everything that the source has seen."""
         if self._cache is None:
-            yield from (_of_miss(miss) for miss in misses.read(self._path))
+            self.passed_over = 0
+            yield from (_of_miss(miss) for miss in misses.read(self._path, self._pass_over))
             return
         store = self._cache.store
         for listed in store.rows():
@@ -187,6 +200,9 @@ class Source:
                 one = _of_row(store, listed.row, self._key)
                 self._topologies.setdefault(listed.row.topology, one)
                 yield one
+
+    def _pass_over(self) -> None:
+        self.passed_over += 1
 
     def left_over(self) -> Iterator[Line]:
         """Kernel caches that no graph of the source belongs to."""

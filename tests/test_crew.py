@@ -82,6 +82,8 @@ def test_what_a_broken_executor_of_somebody_else_does_not_take_is_lost_and_not_f
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     answers = run(pool, ["dies", "fine", "fine"], tmp_path, window=1)
     assert [isinstance(answers[number], Lost) for number in range(3)] == [True] * 3
+    # What was never begun with is not said to have killed its worker.
+    assert str(answers[2]).startswith("the executor takes no more work: BrokenProcessPool: ")
 
 
 class Holding(Executor):

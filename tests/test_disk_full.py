@@ -192,6 +192,22 @@ def test_a_cache_on_a_full_disk_from_the_start_costs_one_warning_and_is_made_lat
     assert len(warnings()) == 1, warnings()
 
 
+@pytest.mark.parametrize("size", [80, 100, 120, 160], ids=lambda size: f"{size} KiB")
+def test_what_is_called_stored_is_there_though_the_database_could_not_be_made(mounted, tmp_path, size):
+    path = mounted("-t", "tmpfs", "-o", f"size={size}k,mode=0700", "plancache-test", tmp_path / "small")
+    (path / "cache").mkdir()
+    store = open_store("sqlite", path / "cache")
+    called = [name for name in range(8) if attempt(store, name) is True]
+    assert not called  # not even one has room
+    subprocess.run(["mount", "-o", "remount,size=4m", path], check=True)
+    assert put(store, "after")  # the same process goes on when there is room
+    store.close()
+    again = open_store("sqlite", path / "cache")
+    assert right(again, "after")
+    assert len(list(again.rows())) == 1
+    again.close()
+
+
 def test_what_was_stored_before_the_disk_was_full_stays_and_the_rest_follows(disk, kind):
     disk.reserve(1 << 20)
     disk.cache.mkdir()

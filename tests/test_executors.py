@@ -35,6 +35,11 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
         fill(executor, sys.argv[1])
 """
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as executor:
+    fill(executor, sys.argv[1])
+"""
 DASK = """
 from distributed import LocalCluster
 if __name__ == "__main__":
@@ -82,6 +87,10 @@ def filled(tmp_path, source, *launcher):
 
 def test_a_process_pool_gives_the_same_rows(expected, tmp_path):
     assert filled(tmp_path, POOL) == expected
+
+
+def test_threads_that_begin_in_one_process_at_once_give_the_same_rows(expected, tmp_path):
+    assert filled(tmp_path, THREADS) == expected
 
 
 def test_dask_workers_give_the_same_rows(expected, tmp_path):

@@ -220,7 +220,7 @@ def test_a_list_that_cannot_be_written_is_said_and_plans_are_kept_all_the_same(t
     assert "as if there were no cache" not in text
 
 
-def test_lines_of_nonsense_in_a_list_are_passed_over_and_one_after_a_torn_line_is_read(tmp_path, targeted):
+def test_lines_of_nonsense_in_a_list_are_passed_over_and_one_after_a_torn_line_is_read(tmp_path, here, targeted, said):
     listed = tmp_path / "misses"
     with plancache.open(tmp_path / "cache") as cache:
         miss = misses.Miss(cache.key(graphs.unary()[0]), "deviceless", plancache.Reason.ABSENT, {})
@@ -239,6 +239,10 @@ def test_lines_of_nonsense_in_a_list_are_passed_over_and_one_after_a_torn_line_i
     lines = [*map(json.dumps, bad), "[" * 100_000, torn + json.dumps(good, separators=(",", ":"))]
     listed.write_bytes(b"\xff\xfe\n" + "\n".join(lines).encode() + b"\n")
     assert list(misses.read(listed)) == [miss]
+    with plancache.open(tmp_path / "cache") as cache:
+        plancache.rewarm(listed, ["h200"], here, cache=cache, routes=["deviceless"])
+    (text,) = said()
+    assert text.startswith("9 lines of ")
 
 
 @pytest.mark.parametrize("text", ["nonsense", None])

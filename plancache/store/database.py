@@ -114,9 +114,12 @@ class Database:
         return getattr(self._local, "held", None) is None and not self.access.read_only and not self.file.exists()
 
     def check_identity(self) -> None:
-        """Before writing: let go of the connection if the file was deleted or replaced meanwhile."""
+        """Before writing: let go of the connection if the file was deleted or replaced meanwhile.
+
+        So of a copy, which is read where the disk was full when it was opened: there may be room by now.
+        """
         held: _Held | None = getattr(self._local, "held", None)
-        if held is not None and _inode(self.file) != held.inode:
+        if held is not None and (held.copy is not None or _inode(self.file) != held.inode):
             self.close()
 
     def close(self) -> None:
@@ -228,6 +231,9 @@ class Database:
                 # own checksum. It is opened without a right to write.
                 connection.execute("PRAGMA writable_schema = ON")
             self._prepare(connection, copy is not None)
+            if copy is not None:
+                # What is written there would be lost with it, and called stored (measured on a disk of 100 KiB).
+                connection.execute("PRAGMA query_only = ON")
         except BaseException:
             connection.close()
             raise
