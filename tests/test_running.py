@@ -183,6 +183,18 @@ def test_numbers_that_are_given_by_value_and_scales_are_above_zero(targeted):
     assert min(values(found[scale.uid].content, "HALF")) > 0
 
 
+@pytest.mark.parametrize("function", ["log", "sqrt", "rsqrt", "reciprocal", "relu"])
+def test_what_a_function_is_not_defined_for_is_no_input_of_it(targeted, function):
+    # Half of its values would be NaN, and behind a sum all of them, by which nothing can be judged.
+    graph = graphs.new()
+    x = graph.tensor(dim=[1, 64, 64], stride=[4096, 64, 1])
+    y = getattr(graph, function)(x)
+    y.set_output(True)
+    plans.run_build(graph, Choice())
+    (content,) = (one.content for one in inputs.operands(graph) if not one.output)
+    assert (min(values(content, "HALF")) > 0) == (function != "relu")
+
+
 @pytest.mark.parametrize(
     ("status", "fault"), [(1, False), (2, False), (801, False), (901, False), (700, True), (716, True)]
 )
