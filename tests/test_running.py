@@ -293,11 +293,10 @@ def test_the_child_opens_the_cache_as_its_parent_has_it(tmp_path, mode):
 
 
 _PARENT = """
-import os, subprocess, sys, time
+import subprocess, sys
 source = "import os, time; from plancache.worker import _end_with; _end_with(os.getppid()); "
 source += "print(os.getpid(), flush=True); time.sleep(30); print('lived')"
-child = subprocess.Popen([sys.executable, "-c", source], stdout=sys.stdout)
-time.sleep(600)
+subprocess.run([sys.executable, "-c", source], stdout=sys.stdout)
 """
 
 
