@@ -44,8 +44,8 @@ def tuned(directory: str) -> dict[str, dict[str, object]]:
 
 def row(example: str, name: str, table: dict[str, object]) -> str:
     """One line of the table."""
-    if "fault" in table:
-        return f"| {example} | {name} | {table['fault']} | | | | | |"
+    if table["outcome"] != "tuned":
+        return f"| {example} | {name} | {table['outcome']}: {table['detail']} | | | | | |"
     listed = table["candidates"]
     assert isinstance(listed, list)
     first, chosen = listed[int(str(table["first"]))], listed[int(str(table["chosen"]))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +17,22 @@ from plancache.cudnn import candidates, environment, frontend, plans, requests
 from plancache.cudnn import device as devices
 from plancache.cudnn.plans import Request, Route
 from plancache.cudnn.running import Operands, Runner, Timing
-from plancache.errors import BuilderError, BusyError, DeviceError, LibraryError, PlanCacheError, RecordError, RunError
+from plancache.errors import BuilderError, DeviceError, LibraryError, PlanCacheError, RecordError, RunError
 from plancache.kernels import is_kernel
 from plancache.keys import digest
 from plancache.store import records
 from plancache.store.interface import Listed, Row
-from plancache.tuning import FAILED, HUNG, Limits, Tuning, mark, one_line, tune_request
+from plancache.tuning import FAILED, HUNG, TUNED, Limits, Tuning, mark, one_line, tune_request
 from plancache.worker import Event, LostError, Worker
 
 if TYPE_CHECKING:
     from plancache.cache import PlanCache
 
 RIGHT, WRONG, CRASHED, REFUSED, SKIPPED = "right", "wrong", "crashed", "refused", "skipped"
+UNPROVEN = "unproven"
 # What must not be served: it goes.
 _UNFIT = (WRONG, HUNG, CRASHED)
 _SIGN = 1.0  # seconds between two signs of life
-_PASSED_ON: dict[str, type[PlanCacheError]] = {"BuilderError": BuilderError, "BusyError": BusyError}
 _ORDER: dict[str, int] = {route: place for place, route in enumerate(Route)}
 
 
@@ -42,8 +43,9 @@ class Verdict:
     Attributes:
         row: which.
         verdict: `right`, `wrong`, `hung`, `crashed` (its process died), `refused` (by cuDNN, or as another plan's
-            record) or `skipped` (nothing can be said: it could not be run, or not be built natively, or both gave
-            nothing but zeros and NaN).
+            record), `unproven` (it ran, but it and the natively built one gave nothing but zeros and NaN, in all
+            outputs: comparing those proves nothing) or `skipped` (nothing can be said: it could not be run, or not be
+            built natively). What is unproven stays.
         detail: more about it.
         exact: whether every byte was that of the natively built plan; None where nothing was compared.
         micros: what one execute takes on the device.
@@ -95,6 +97,7 @@ def verify(
         for listed in chosen:
             record = cache.store.get(listed.row.key, listed.row.route, use=False)
             if record is None:
+                progress()
                 continue
             verdict = _asked(worker, listed.row, memory)
             if verdict.verdict in _UNFIT and not keep:
@@ -121,6 +124,8 @@ def _asked(worker: Worker, row: Row, memory: int | None) -> Verdict:
     except LostError as lost:
         if stage == "native":
             return Verdict(row, SKIPPED, f"while its graph was built natively: {lost}")
+        if lost.ended:  # by the system or a person: that says nothing about the plan
+            return Verdict(row, SKIPPED, str(lost))
         return Verdict(row, HUNG if lost.hung else CRASHED, str(lost))
     raise AssertionError("a job without an end")
 
@@ -152,7 +157,7 @@ class Times:
         """
         rows = [listed.row for listed in here(self._cache.rows(key=key))]
         verdicts = [_asked(self._worker, row, self._memory) for row in rows]
-        return {one.row.route: one.micros for one in verdicts if one.micros is not None}
+        return {one.row.route: one.micros for one in verdicts if one.verdict == RIGHT and one.micros is not None}
 
 
 @dataclass
@@ -220,14 +225,20 @@ class Checker:
         graph = requests.twin(wanted, handle=runner.handle)
         plans.run_build(graph, wanted.choice)
         made = runner.operands(graph)
-        native = _Native(wanted.key.hash, graph, made, runner.outputs(made), runner.outputs(made), Timing(0, 0), True)
-        runner.run(graph, made, native.outputs)
-        runner.run(graph, made, native.expected)
-        # Where sums go into memory in any order, not even the same plan gives the same bits twice.
-        native.repeatable = runner.compare(made, native.expected, native.outputs).exact
-        native.timing = runner.time(graph, made, native.outputs)
-        native.empty = runner.empty(made, native.expected)
-        self._native = native
+        native = self._native = _Native(wanted.key.hash, graph, made, {}, {}, Timing(0, 0), True)
+        try:
+            native.expected = runner.outputs(made)
+            native.outputs = runner.outputs(made)
+            runner.run(graph, made, native.outputs)
+            runner.run(graph, made, native.expected)
+            # Where sums go into memory in any order, not even the same plan gives the same bits twice.
+            native.repeatable = runner.compare(made, native.expected, native.outputs).exact
+            native.timing = runner.time(graph, made, native.outputs)
+            native.empty = runner.empty(made, native.expected)
+        except BaseException:  # its memory is the next graph's
+            with suppress(RunError):  # what went wrong before says more
+                self._release(runner)
+            raise
         return native
 
     def _compared(
@@ -251,12 +262,13 @@ class Checker:
         # Built the same way with the same engine and knobs it is the same program.
         strict = same and native.repeatable and route in (Route.NATIVE, Route.TUNED)
         right = found.exact if strict else found.right
+        unproven = native.empty and (right or runner.empty(native.operands, native.outputs))
         micros = runner.time(wanted.graph, native.operands, native.outputs).median if right else None
         if not right:  # it may have written elsewhere too, and the key's next plan is not to be judged by that
             self._release(runner)
-        if right and native.empty:
+        if unproven:
             detail = "nothing but zeros and NaN for random inputs, also of the natively built plan: that proves nothing"
-            return _said(SKIPPED, detail, found.exact, micros, native.timing.median)
+            return _said(UNPROVEN, detail, found.exact, micros, native.timing.median)
         return _said(RIGHT if right else WRONG, str(found), found.exact, micros, native.timing.median)
 
     def _release(self, runner: Runner) -> None:
@@ -266,8 +278,8 @@ class Checker:
             for address in (*native.expected.values(), *native.outputs.values()):
                 runner.free(address)
 
-    def tune(self, job: Event, say: Callable[[Event], None]) -> Event:
-        """Tune the graph of a record, saying each candidate before it is tried; gives the table."""
+    def tune(self, job: Event, say: Callable[[Event], None]) -> Tuning:
+        """Tune the graph of a record, saying each candidate before it is tried."""
         if self._runner is not None:
             self._release(self._runner)
         record = self._cache.store.get(job["key"], job["route"], use=False)
@@ -299,7 +311,7 @@ class Checker:
 
         limits = Limits(job["seconds"], job["workspace"], job["memory"])
         lost = {name: (status, detail) for name, (status, detail) in job["lost"].items()}
-        return tune_request(self._cache, wanted, limits, said, job["again"], lost, waiting).document()
+        return tune_request(self._cache, wanted, limits, said, job["again"], lost, waiting)
 
 
 def _said(
@@ -327,12 +339,12 @@ def tune_row(
 
     Raises:
         BuilderError: the graph has nothing to tune: an explicit plan, dynamic shapes, or outputs that show nothing.
-        BusyError: another process tunes it.
         RunError: the graph cannot be tuned; the text says why.
         StoreError: the cache cannot be read or written.
     """
     begun = time.monotonic()
     lost: dict[str, tuple[str, str]] = {}
+    before = cache.store.get(row.key, Route.TUNED, use=False)
     while True:
         name = None
         seconds = max(0.0, limits.seconds - (time.monotonic() - begun))
@@ -345,18 +357,21 @@ def tune_row(
                 elif event["event"] == "waiting":
                     begun = time.monotonic()  # the time is for one's own candidates
                 elif event["event"] == "done":
-                    return Tuning.of(event["table"])
-                elif event.get("kind") in _PASSED_ON:
-                    raise _PASSED_ON[event["kind"]](event["text"])
+                    told = event.get("outcome", TUNED), event.get("detail", "")
+                    return replace(Tuning.of(event["table"]), outcome=told[0], detail=told[1])
+                elif event.get("kind") == "BuilderError":
+                    raise BuilderError(event["text"])
                 elif not event.get("fault"):
                     raise RunError("a graph could not be tuned", found=event["text"])
                 else:
                     status, detail = FAILED, event["text"]
         except LostError as error:
             status, detail = HUNG if error.hung else FAILED, str(error)
+        # Only what this call has measured is gone on with; a table from before it is not what was asked for.
+        again = again and cache.store.get(row.key, Route.TUNED, use=False) == before
         kept = name is not None and mark(cache, row, name, status, detail)
         if name is None or name in lost or not (kept or time.monotonic() - begun < limits.seconds):
             found = f"candidate {name} did not come back: {detail}" if name else detail
             raise RunError("a graph could not be tuned", found=found)
         lost[name] = status, detail
-        again = False
+        before = cache.store.get(row.key, Route.TUNED, use=False) if again else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from plancache.cudnn import candidates, frontend, plans
 from plancache.cudnn.frontend import Plan
 from plancache.cudnn.plans import BuiltPlan, Choice, Request, Route, UnkeptPlanError
 from plancache.cudnn.running import Operands, Runner, Timing
-from plancache.errors import BuilderError, DeviceError, RecordError, RunError, StoreError
+from plancache.errors import BuilderError, BusyError, DeviceError, RecordError, RunError, StoreError
 from plancache.outcome import Outcome
 from plancache.store import records
 from plancache.store.interface import Row
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from plancache.cache import PlanCache
 
 OK, WRONG, FAILED, HUNG, TOO_LARGE, WAITING = "ok", "wrong", "failed", "hung", "too large", "not run"
+TUNED, BUSY = "tuned", "busy"
 _TURNS = 3
 # How many of the fastest are timed again, in turns with the first choice, and how much slower than the fastest these
 # may be: between one candidate's turn and another's, the clocks of a device that others use too move by some percent.
@@ -76,6 +77,9 @@ class Tuning:
         chosen: the fastest, which is the one that is stored.
         workspace_limit: bytes that a candidate's workspace may take.
         seconds: what measuring took in all.
+        outcome: `tuned`, or `busy`: another process is tuning the graph, and had not finished when this one had waited
+            as long as it may. Nothing failed: the table is what that one had stored so far, and may be empty.
+        detail: which process that is.
     """
 
     candidates: list[Candidate]
@@ -83,6 +87,8 @@ class Tuning:
     chosen: int | None = None
     workspace_limit: int | None = None
     seconds: float = 0.0
+    outcome: str = TUNED
+    detail: str = ""
 
     @property
     def complete(self) -> bool:
@@ -98,8 +104,8 @@ class Tuning:
         return first / chosen if first and chosen else None
 
     def document(self) -> dict[str, Any]:
-        """As it is stored."""
-        return asdict(self)
+        """As it is stored: without what only one call of `tune` came to."""
+        return {name: value for name, value in asdict(self).items() if name not in ("outcome", "detail")}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Tuning:
@@ -116,7 +122,8 @@ class Limits:
     """How much may be spent.
 
     Attributes:
-        seconds: time for building and running candidates, in this call.
+        seconds: time for building and running candidates, in this call; and how much longer than `PLANCACHE_WAIT`
+            another process that tunes the same graph is waited for.
         workspace: bytes that a candidate's workspace may take.
         memory: bytes on the device in all; None is most of what is free.
     """
@@ -169,31 +176,47 @@ def tune_request(
 ) -> Tuning:
     """Tune the request's graph, one process at a time; whoever waited takes what the other one has found.
 
+    The lock is the other one's sign of life: the kernel releases it when its process ends, however that ends. Where the
+    file system cannot lock, both tune.
+
     Args:
         lost: candidates that are not tried, by name: they ended a process before this one. Their status and its detail.
         waiting: called again and again while another process tunes it.
 
     Raises:
         BuilderError: the graph has nothing to tune.
-        BusyError: another process tunes it, and has for longer than this one waits.
         And what `PlanCache.tune` says of devices and the cache.
     """
     _check_tunable(wanted)
 
+    # What is there already is not asked for again; what another process measures from now on is.
+    old = cache.store.get(wanted.key.hash, Route.TUNED, use=False) if again else None
+
     def there() -> Tuning | None:
         state = known(cache, wanted)
-        return state.table if state is not None and _enough(state.table, limits) else None
+        if state is None or (again and state.record == old):
+            return None
+        return state.table if _enough(state.table, limits) else None
 
-    finished = None if again else there()
+    finished = there()
     if finished is not None:
         return finished
 
     def done_meanwhile() -> bool:
         waiting()
-        return not again and there() is not None
+        return there() is not None
 
-    with cache._layers.locks(tuning=True).turn(wanted.key.hash, done_meanwhile):
-        finished = None if again else there()
+    locks = cache._layers.locks(tuning=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locks.turn(wanted.key.hash, done_meanwhile, locks.wait + limits.seconds))
+        except BusyError as busy:
+            state = known(cache, wanted)
+            table = Tuning([]) if state is None else state.table
+            return replace(table, outcome=BUSY, detail=str(busy))
+        except StoreError as error:
+            cache._warn(error, "graphs are tuned all the same")
+        finished = there()
         if finished is not None:
             return finished
         ordinal = getattr(getattr(frontend.handle_of(wanted.graph), "device", None), "ordinal", None)
@@ -278,7 +301,8 @@ class _Tuner:
                     self._said(place, table)
                     self._try(place, candidate)
                     table.seconds = spent + time.monotonic() - self._started
-                    self._keep()
+                    if not table.complete:  # whoever waits takes a complete table: it comes after the last comparison
+                        self._keep()
             self._compare_the_fastest()
         finally:
             table.seconds = spent + time.monotonic() - self._started
@@ -438,9 +462,12 @@ def mark(cache: PlanCache, row: Row, name: str, status: str, detail: str) -> boo
     record = cache.store.get(row.key, Route.TUNED, use=False)
     if record is None:
         return False
-    found, fields = records.decode(record, cache._signing_key)
-    table = stored.tuning(fields)
-    marked = [] if table is None else [one for one in table["candidates"] if one["name"] == name]
+    try:
+        found, fields = records.decode(record, cache._signing_key)
+        table = stored.tuning(fields)
+        marked = [] if table is None else [one for one in table["candidates"] if one["name"] == name]
+    except (RecordError, KeyError, TypeError):  # damaged, or of a later version: the next tuning begins anew
+        return False
     if table is None or not marked:
         return False
     if table["chosen"] is not None and table["candidates"][table["chosen"]] is marked[0]:

@@ -272,7 +272,8 @@ class Upkeep:
         """Run plans of this device, each loaded by its own route in a child process, and compare them with what is
         built natively of the same graph.
 
-        Wrong ones, and those that hang or end their process, are removed from the writable cache.
+        Wrong ones, and those that hang or end their process, are removed from the writable cache. Where both gave
+        nothing but zeros and NaN the verdict is `unproven`, and the plan stays.
 
         Args:
             rows: which; None is all. Those of other devices and libraries are passed over.
@@ -310,6 +311,10 @@ class Upkeep:
         tuned plan before any other (unless the cache was opened with `tuned=False`). A second call goes on with what
         was not measured yet, or gives what is known.
 
+        Where another process is tuning the graph this one waits for its table, `seconds` and `PLANCACHE_WAIT` long,
+        as long as that process lives. After that the answer's `outcome` is `busy` in place of `tuned`: nothing failed,
+        and the other process stores what it finds.
+
         Args:
             graph: a `cudnn.pygraph` with a handle, neither validated nor planned.
             heuristics: as for `build`: what is tuned is the plan of exactly this way of building.
@@ -322,11 +327,12 @@ class Upkeep:
             progress: called before each candidate with its place and what is known so far.
 
         Raises:
-            BuilderError: the graph has no key, an explicit plan or dynamic shapes.
+            BuilderError: the graph has no key, an explicit plan or dynamic shapes, or all its outputs are nothing but
+                zeros and NaN, by which nothing can be judged. Nothing is stored.
             DeviceError: there is no GPU here, or the graph is for another device.
             RunError: the graph cannot be run on random inputs, or a candidate has left the device at fault: this
                 process can run nothing more on it, and what was measured before is kept.
-            StoreError: the cache cannot be written, or another process is tuning the graph for too long.
+            StoreError: the cache cannot be written.
 
         Not promised: that every candidate comes back. A plan that hangs hangs this process; `plancache tune` runs them
         in a process of their own.

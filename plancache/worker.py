@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,14 +29,18 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 COMMAND = command("plancache.worker")
 _START = 180.0  # seconds that a child may take until it is ready: imports from a cold disk, and the CUDA context
+_WATCH = 0.5  # seconds between two looks of a child whether its parent lives
+# By these a process is ended from outside (for want of memory too); a plan that crashes brings about others.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class LostError(Exception):
-    """A job did not come to its end: it hung, or its process died."""
+    """A job did not come to its end: it hung, or its process died; `ended` says that somebody else ended that."""
 
-    def __init__(self, hung: bool, detail: str) -> None:
+    def __init__(self, hung: bool, detail: str, ended: bool = False) -> None:
         super().__init__(detail)
         self.hung = hung
+        self.ended = ended
 
 
 class Worker:
@@ -54,6 +60,8 @@ class Worker:
             "key": None if options.key is None else options.key.hex(),
             "trusted": list(options.trusted),
             "wait": options.wait,
+            "max_bytes": options.bounds.max_bytes,
+            "read_only": cache.mode in ("read-only", "require-hit"),
         }
         self._child: subprocess.Popen[bytes] | None = None
         self._read = b""
@@ -110,7 +118,7 @@ class Worker:
         try:
             child.stdin.write(json.dumps(message).encode() + b"\n")
         except OSError:
-            raise self._lost(child, hung=False) from None
+            raise self._lost(child) from None
 
     def _event(self, child: subprocess.Popen[bytes], timeout: float) -> Event:
         assert child.stdout is not None
@@ -118,26 +126,35 @@ class Worker:
         while b"\n" not in self._read:
             ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise self._lost(child, hung=True)
+                raise self._lost(child, timeout)
             data = os.read(child.stdout.fileno(), 1 << 16)
             if not data:
-                raise self._lost(child, hung=False)
+                raise self._lost(child)
             self._read += data
         line, _, self._read = self._read.partition(b"\n")
         event: Event = json.loads(line)
         return event
 
-    def _lost(self, child: subprocess.Popen[bytes], hung: bool) -> LostError:
-        if hung:
-            detail = f"nothing came of it for {self._timeout:.0f} s"
-        else:
-            try:
-                code: int | None = child.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                code = None
-            detail = f"its process ended with {'no exit code' if code is None else f'exit code {code}'}"
+    def _lost(self, child: subprocess.Popen[bytes], waited: float | None = None) -> LostError:
+        """The child is ended: it said nothing for so many seconds, or (None) it died."""
+        if waited is not None:
+            self.end()
+            return LostError(True, f"nothing came of it for {waited:.0f} s")
+        try:
+            code: int | None = child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            code = None
         self.end()
-        return LostError(hung, detail)
+        ended = code is not None and -code in _FROM_OUTSIDE
+        how = "no exit code" if code is None else f"exit code {code}" if code >= 0 else _signal_name(-code)
+        return LostError(False, f"its process ended with {how}", ended)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 # ---------------------------------------------------------------- the child's side
@@ -145,6 +162,7 @@ class Worker:
 
 def main() -> None:
     """Serve jobs from stdin. What libraries print goes to stderr."""
+    _end_with(os.getppid())
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     code = 1
@@ -159,6 +177,17 @@ def main() -> None:
         sys.stderr.flush()
         # Not through the interpreter's end: plans that are torn down there have crashed before, and all is written.
         os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """End this process with its parent, whatever it does then: nobody else ends a plan that hangs the device."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _serve(jobs: IO[str], say: Callable[[Event], None]) -> None:
@@ -185,11 +214,14 @@ def _serve(jobs: IO[str], say: Callable[[Event], None]) -> None:
 
 def _open(setup: Event) -> PlanCache:
     from plancache.cache import PlanCache
+    from plancache.store.eviction import Bounds
     from plancache.store.layers import Layers, Options
 
     key = None if setup["key"] is None else bytes.fromhex(setup["key"])
-    options = Options(kind=setup["kind"], key=key, trusted=tuple(setup["trusted"]), wait=setup["wait"])
-    return PlanCache(Layers(Path(setup["directory"]), options, read_only=False), "read-write")
+    options = Options(setup["kind"], Bounds(setup["max_bytes"]), key, tuple(setup["trusted"]), setup["wait"])
+    read_only = setup["read_only"]
+    layers = Layers(Path(setup["directory"]), options, read_only=read_only)
+    return PlanCache(layers, "read-only" if read_only else "read-write")
 
 
 def _check(checker: Any, job: Event, say: Callable[[Event], None]) -> Event:
@@ -198,8 +230,8 @@ def _check(checker: Any, job: Event, say: Callable[[Event], None]) -> Event:
 
 
 def _tune(checker: Any, job: Event, say: Callable[[Event], None]) -> Event:
-    table: Event = checker.tune(job, say)
-    return {"table": table}
+    table = checker.tune(job, say)
+    return {"table": table.document(), "outcome": table.outcome, "detail": table.detail}
 
 
 _HANDLERS: dict[str, Callable[[Any, Event, Callable[[Event], None]], Event]] = {"check": _check, "tune": _tune}

@@ -4,7 +4,10 @@ The child is a stand-in, since there is no GPU; tests/gpu runs the real one.
 """
 
 import json
+import signal
 import sys
+from dataclasses import replace
+from types import SimpleNamespace as Some
 
 import pytest
 from click.testing import CliRunner
@@ -13,12 +16,12 @@ import plancache
 from plancache import ondevice, tuning, worker
 from plancache.cli import cli
 from plancache.cli import ondevice as command
-from plancache.errors import BuilderError, BusyError, RunError
+from plancache.errors import BuilderError, RunError
 from plancache.tuning import Limits, Tuning
 from plancache.worker import Worker
 from tests.test_tuning import Device, finished, names, offered, on, once  # noqa: F401
 
-_BEGIN = "import json, sys, time; sys.stdin.readline()\ndef say(**event): print(json.dumps(event), flush=True)\n"
+_BEGIN = "import json, os, sys, time; sys.stdin.readline()\ndef say(**event): print(json.dumps(event), flush=True)\n"
 _BEGIN += "say(event='ready')\nfor line in sys.stdin:\n    job = json.loads(line)\n"
 
 
@@ -41,6 +44,7 @@ if verdict == "native hangs": time.sleep(60)
 say(event="stage", stage="entry")
 if verdict == "hangs": time.sleep(60)
 if verdict == "dies": sys.exit(9)
+if isinstance(verdict, int): os.kill(os.getpid(), verdict)
 if verdict == "fault": say(event="error", text="CUDA failed", fault=True)
 else: say(event="done", verdict=verdict, detail="", exact=True, micros=2.0, native=1.0)
 """
@@ -70,6 +74,34 @@ def test_a_plan_that_kills_its_process_or_the_device_is_removed_too(warm, child)
         found = cache.verify_on_device(timeout=10.0)
         assert [(one.verdict, one.removed) for one in found] == [("crashed", True), ("crashed", True), ("right", False)]
         assert "exit code 9" in found[0].detail
+
+
+def test_a_process_that_the_system_or_a_person_ended_says_nothing_about_its_plan(warm, child):
+    with plancache.open(warm) as cache:
+        says(child, cache, int(signal.SIGKILL), int(signal.SIGTERM), int(signal.SIGSEGV))
+        found = cache.verify_on_device(timeout=10.0)
+        verdicts = [(one.verdict, one.removed) for one in found]
+        assert verdicts == [("skipped", False), ("skipped", False), ("crashed", True)]
+        assert [one.detail.split()[-1] for one in found] == ["SIGKILL", "SIGTERM", "SIGSEGV"]
+        assert len(list(cache.rows())) == 2
+
+
+def test_a_plan_of_which_nothing_was_proven_stays_is_counted_and_is_no_failure(warm, child, capsys, monkeypatch):
+    monkeypatch.setattr(command, "here", lambda rows: list(rows))
+    place, any_ = plancache.cli.place.Place(warm, None), plancache.cli.selection.Selection(*[None] * 9)
+    with plancache.open(warm) as cache:
+        says(child, cache, "unproven", "right", "unproven")
+    for as_json in (False, True):
+        with pytest.raises(SystemExit) as done:
+            command.verify_on_device(place, any_, 10.0, False, None, as_json)
+        assert done.value.code == 0
+    out = capsys.readouterr().out
+    summary = next(line for line in out.splitlines() if line.startswith("3 plans"))
+    assert sorted(summary.split(": ")[1].split(", ")) == ["1 right", "2 unproven"]
+    assert out.count('"verdict": "unproven"') == 2
+    assert "unproven, bit-equal" not in out
+    with plancache.open(warm) as cache:
+        assert len(list(cache.rows())) == 3
 
 
 def test_what_happens_while_the_graph_is_built_natively_is_not_laid_to_the_stored_plan(warm, child):
@@ -190,16 +222,78 @@ def test_a_graph_that_has_nothing_to_tune_is_told_from_one_that_cannot_be(warm, 
 
 
 def test_who_waits_for_another_process_does_not_hang_and_leaves_the_graph_to_it(warm, child):
-    busy = "say(event='error', text='process 7 is tuning the same plan', fault=False, kind='BusyError')"
+    table = Tuning([]).document()
+    busy = f"say(event='done', table={table}, outcome='busy', detail='another process: process 7')"
     child(f"for _ in range(8):\n    say(event='waiting')\n    time.sleep(0.5)\n{busy}")  # longer than the time limit
     with plancache.open(warm) as cache:
         listed = next(cache.rows())
-        with Worker(cache, 2.0) as one, pytest.raises(BusyError, match="process 7"):
-            ondevice.tune_row(cache, one, listed.row, Limits())
+        with Worker(cache, 2.0) as one:
+            assert ondevice.tune_row(cache, one, listed.row, Limits()).outcome == "busy"
     child(busy)
-    for arguments in ([], ["--json"]):
-        done = CliRunner().invoke(cli, ["--dir", str(warm), "tune", *arguments])
-        assert (done.exit_code, "process 7" in done.output) == (0, True)
+    done = CliRunner().invoke(cli, ["--dir", str(warm), "tune"])
+    assert done.exit_code == 0
+    assert done.output.count("busy: another process: process 7") == 3
+    assert "0 of 3 graphs tuned, 3 busy" in done.output
+    done = CliRunner().invoke(cli, ["--dir", str(warm), "tune", "--json"])
+    assert done.exit_code == 0
+    told = [json.loads(line) for line in done.output.splitlines()]
+    assert {(one["outcome"], one["detail"]) for one in told} == {("busy", "another process: process 7")}
+
+
+def test_each_graph_is_counted_as_what_came_of_it_and_only_a_failure_is_an_exit_code(
+    warm,
+    child,
+    finished,  # noqa: F811
+):
+    with plancache.open(warm) as cache:
+        keys = [listed.row.key for listed in sorted(cache.rows(), key=lambda one: one.row.engine)]
+    kept = finished[1].document()
+    none = {**kept, "first": None, "chosen": None}
+    nothing = {"event": "error", "text": "no heuristics", "fault": False, "kind": "BuilderError"}
+
+    def answers(*events):
+        child(f"say(**{dict(zip(keys, events, strict=True))!r}[job['key']])")
+
+    answers({"event": "done", "table": kept}, nothing, {"event": "done", "table": none})
+    done = CliRunner().invoke(cli, ["--dir", str(warm), "tune"])
+    assert done.exit_code == 1  # of the last one nothing could be kept
+    assert "1 of 3 graphs tuned, 1 nothing to tune, 1 failed" in done.output
+    assert f"{keys[2][:12]} failed: no candidate can be kept: " in done.output
+    answers({"event": "done", "table": kept}, nothing, nothing)
+    done = CliRunner().invoke(cli, ["--dir", str(warm), "tune", "--json"])
+    assert done.exit_code == 0
+    outcomes = [json.loads(line)["outcome"] for line in done.output.splitlines()]
+    assert outcomes == ["tuned", "nothing to tune", "nothing to tune"]
+
+
+@pytest.mark.parametrize("stored_anew", [False, True])
+def test_measuring_anew_goes_on_anew_where_a_candidate_was_lost_before_anything_was_stored(
+    tmp_path,
+    child,
+    finished,  # noqa: F811
+    stored_anew,
+):
+    with plancache.open(tmp_path / "cache") as cache, plancache.open(finished[0]) as other:
+        (listed,) = other.rows()
+        cache.store.put(listed.row, other.store.get(listed.row.key, "tuned"))
+        # A candidate that is not the stored one: a lost one of those takes its record with it.
+        name = finished[1].candidates[finished[1].first].name
+        began, saw = tmp_path / "began", tmp_path / "saw"
+        put = "store.put(row, records.encode(row, {**fields, 'plan': {**fields['plan'], 'seconds': 9.0}}), old)\n"
+        child(
+            "import pathlib, plancache\nfrom plancache.store import records\n"
+            f"began, saw = pathlib.Path({str(began)!r}), pathlib.Path({str(saw)!r})\n"
+            f"if began.exists(): saw.write_text(str(job['again'])); say(event='done', "
+            f"table={finished[1].document()!r}); continue\n"
+            "began.touch()\n"
+            f"store = plancache.open({str(tmp_path / 'cache')!r}).store\n"
+            "old = store.get(job['key'], 'tuned')\nrow, fields = records.decode(old)\n"
+            + (put if stored_anew else "")
+            + f"say(event='candidate', place=0, of=3, name={name!r})\nos._exit(9)"
+        )
+        with Worker(cache, 20.0) as one:
+            ondevice.tune_row(cache, one, listed.row, Limits(), again=True)
+    assert saw.read_text() == str(not stored_anew)
 
 
 def test_a_device_that_is_at_fault_twice_at_one_candidate_ends_the_tuning(warm, child):
@@ -219,11 +313,16 @@ def test_kernel_times_are_those_of_the_plans_that_run(warm, child):
 
 
 @pytest.mark.parametrize(
-    ("right", "empty", "verdict"), [(True, False, "right"), (False, False, "wrong"), (True, True, "skipped")]
+    ("right", "native_empty", "empty", "verdict"),
+    [
+        (True, False, False, "right"),
+        (False, False, True, "wrong"),
+        (False, True, False, "wrong"),
+        (True, True, True, "unproven"),
+        (False, True, True, "unproven"),  # zeros here and NaN there
+    ],
 )
-def test_what_a_wrong_plan_ran_on_does_not_judge_the_next_one(monkeypatch, right, empty, verdict):
-    from types import SimpleNamespace as Some
-
+def test_what_a_wrong_plan_ran_on_does_not_judge_the_next_one(monkeypatch, right, native_empty, empty, verdict):
     some = Some(chosen=Some(engine=1, knobs={}))
     monkeypatch.setattr(ondevice.plans, "load", lambda *_: None)
     monkeypatch.setattr(ondevice.plans, "plan_list", lambda _: some)
@@ -233,16 +332,57 @@ def test_what_a_wrong_plan_ran_on_does_not_judge_the_next_one(monkeypatch, right
         run=lambda *_: None,
         compare=lambda *_: Some(exact=right, right=right),
         time=lambda *_: ondevice.Timing(2.0, 2.0),
+        empty=lambda *_: empty and not freed,
         release=freed.append,
         free=freed.append,
     )
-    native = ondevice._Native("key", "graph", "operands", {1: 10}, {1: 20}, ondevice.Timing(1.0, 1.0), True, empty)
+    native = ondevice._Native(
+        "key", "graph", "operands", {1: 10}, {1: 20}, ondevice.Timing(1.0, 1.0), True, native_empty
+    )
     checker = object.__new__(ondevice.Checker)
     checker._native = native
     fields = {"plan": None, "blob": b""}
     found = checker._compared(runner, native, Some(graph="graph"), ondevice.Route.REPLAY, fields)
     assert found["verdict"] == verdict  # two results of nothing but zeros prove nothing
     assert (checker._native, freed) == ((native, []) if right else (None, ["operands", 10, 20]))
+
+
+@pytest.mark.parametrize("at", ["outputs", "run", "compare", "time"])
+def test_a_graph_that_cannot_be_run_natively_leaves_no_memory_behind(monkeypatch, at):
+    taken, calls = set(), []
+
+    def outputs(made):
+        calls.append("outputs")
+        if at == "outputs" and calls.count("outputs") == 2:
+            raise RunError("more memory than may be used")
+        taken.add(len(calls))
+        return {1: len(calls)}
+
+    def step(name):
+        def call(*_):
+            if name == at:
+                raise RunError("more memory than may be used")
+            return Some(exact=True)
+
+        return call
+
+    runner = Some(
+        handle=None,
+        operands=lambda graph: taken.add("inputs") or "inputs",
+        outputs=outputs,
+        release=taken.remove,
+        free=taken.remove,
+        run=step("run"),
+        compare=step("compare"),
+        time=step("time"),
+    )
+    monkeypatch.setattr(ondevice.requests, "twin", lambda *_, **__: "graph")
+    monkeypatch.setattr(ondevice.plans, "run_build", lambda *_: None)
+    checker = object.__new__(ondevice.Checker)
+    checker._native = None
+    with pytest.raises(RunError, match="more memory"):
+        checker._built(runner, Some(key=Some(hash="key"), choice=None))
+    assert (taken, checker._native) == (set(), None)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -266,11 +406,11 @@ def test_what_was_found_before_an_interruption_is_reported(warm, child, capsys, 
     assert wrong[:12] in out
     assert "removed" in out
     count.clear()
-    tables = {"eng1": Tuning([])}
+    tables = {"eng1": replace(Tuning([tuning.Candidate(1, [], "eng1", "ok")]), first=0, chosen=0)}
     monkeypatch.setattr(ondevice, "tune_row", lambda *_: tables.pop("eng1"))  # the second one raises a KeyError
     done = CliRunner().invoke(cli, ["--dir", str(warm), "tune", *(["--json"] if as_json else [])])
     assert isinstance(done.exception, KeyError)
-    assert ('"candidates": []' if as_json else "1 of 1 graphs tuned") in done.output
+    assert ('"outcome": "tuned"' if as_json else "1 of 1 graphs tuned") in done.output
 
 
 @pytest.mark.parametrize("arguments", [["tune", "--timeout", "0"], ["tune", "--seconds", "-1"]])

@@ -1,5 +1,6 @@
 """What plans are run on and judged by: inputs that make sense, outputs that are compared, a child that may be lost."""
 
+import json
 import math
 import os
 import random
@@ -7,6 +8,7 @@ import struct
 import subprocess
 import sys
 from array import array
+from types import SimpleNamespace
 
 import cudnn
 import pytest
@@ -78,6 +80,20 @@ def test_results_of_nothing_but_zeros_and_nan_are_empty():
         assert numbers.is_empty(data, "HALF") is expected
     assert numbers.is_empty(struct.pack("<2f", -0.0, 0.0), "FLOAT")
     assert not numbers.is_empty(bytes(8) + b"\x10", "FP4_E2M1")
+
+
+def test_one_number_among_many_nan_is_found_wherever_it_lies():
+    nan, one = struct.pack("<e", math.nan), struct.pack("<e", 1.0)
+    for place in (0, 2047, 2048, 3 * 2048, 5 * 2048 - 1):
+        data = nan * place + one + nan * (5 * 2048 - place - 1)
+        assert not numbers.is_empty(data, "HALF")
+    assert numbers.is_empty(nan * 2048 * 2 + bytes(4096) + nan * 2048, "HALF")
+
+
+@pytest.mark.parametrize("data_type", [*FLOATS, "FP4_E2M1", "INT32", "INT8"])
+def test_the_negative_part_of_random_inputs_and_the_positive_one_alone_are_not_empty(data_type):
+    found = values(numbers.block(data_type, 1, -1.0, 1.0), data_type)[:64]  # as relu of a small tensor
+    assert max(found) > 0 > min(found)
 
 
 def test_of_two_values_in_a_byte_both_are_compared():
@@ -167,6 +183,18 @@ def test_numbers_that_are_given_by_value_and_scales_are_above_zero(targeted):
     assert min(values(found[scale.uid].content, "HALF")) > 0
 
 
+@pytest.mark.parametrize("function", ["log", "sqrt", "rsqrt", "reciprocal", "relu"])
+def test_what_a_function_is_not_defined_for_is_no_input_of_it(targeted, function):
+    # Half of its values would be NaN, and behind a sum all of them, by which nothing can be judged.
+    graph = graphs.new()
+    x = graph.tensor(dim=[1, 64, 64], stride=[4096, 64, 1])
+    y = getattr(graph, function)(x)
+    y.set_output(True)
+    plans.run_build(graph, Choice())
+    (content,) = (one.content for one in inputs.operands(graph) if not one.output)
+    assert (min(values(content, "HALF")) > 0) == (function != "relu")
+
+
 @pytest.mark.parametrize(
     ("status", "fault"), [(1, False), (2, False), (801, False), (901, False), (700, True), (716, True)]
 )
@@ -175,6 +203,25 @@ def test_only_an_error_that_stays_is_a_fault_of_the_device(status, fault):
     with pytest.raises(RunError) as caught:
         runner._ask((status,), "cuGraphInstantiate")
     assert caught.value.fault is fault
+
+
+def test_a_capture_that_failed_leaves_no_graph_behind():
+    gone = []
+    runner = object.__new__(running.Runner)
+    runner._stream = 0
+    runner._driver = SimpleNamespace(
+        CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2),
+        cuStreamBeginCapture=lambda *_: (0,),
+        cuStreamEndCapture=lambda _: (0, "captured"),
+        cuGraphDestroy=gone.append,
+    )
+
+    def launch():
+        raise RunError("a plan could not be launched")
+
+    with pytest.raises(RunError, match="launched"):
+        runner._captured(launch, 3)
+    assert gone == ["captured"]
 
 
 @pytest.fixture
@@ -222,6 +269,43 @@ def test_a_child_whose_device_is_at_fault_gets_no_other_job_also_if_nobody_liste
     first = next(iter(one.ask({})))  # as one who raises an error of his own
     second = next(iter(one.ask({})))
     assert second["pid"] != first["pid"]
+
+
+def test_a_child_that_never_gets_ready_is_said_to_have_had_as_long_as_it_had(child, monkeypatch):
+    one = child("", 30.0)
+    monkeypatch.setattr(worker, "COMMAND", [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(worker, "_START", 1.0)
+    with pytest.raises(LostError, match="for 1 s"):
+        list(one.ask({}))
+
+
+@pytest.mark.parametrize("mode", ["read-write", "read-only"])
+def test_the_child_opens_the_cache_as_its_parent_has_it(tmp_path, mode):
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    given = {"max_bytes": 20 << 30, "key_file": key, "store": "files", "wait": 7.0, "mode": mode}
+    cache = plancache.open(tmp_path / "cache", **given)
+    opened = worker._open(json.loads(json.dumps(Worker(cache, 1.0)._setup)))
+    # With a smaller bound it would throw plans away.
+    assert (opened._layers.options, opened.mode) == (cache._layers.options, mode)
+    assert opened._layers._read_only is cache._layers._read_only
+
+
+_PARENT = """
+import subprocess, sys
+source = "import os, time; from plancache.worker import _end_with; _end_with(os.getppid()); "
+source += "print(os.getpid(), flush=True); time.sleep(30); print('lived')"
+subprocess.run([sys.executable, "-c", source], stdout=sys.stdout)
+"""
+
+
+def test_a_child_that_hangs_ends_with_its_parent_however_that_ends():
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        pid = int(parent.stdout.readline())
+        os.kill(pid, 0)
+        parent.kill()
+        assert parent.stdout.read() == ""  # until the last one that can write there is gone
 
 
 def test_a_child_that_cannot_begin_says_why(tmp_path):

@@ -1,7 +1,12 @@
 """Tuning, as far as it goes without a GPU: candidates are listed and built really; only what a device would say of them
 (outputs and microseconds) is made up here. tests/gpu has the rest."""
 
+import errno
+import fcntl
 import json
+import os
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,11 +20,12 @@ from plancache.cudnn import candidates, plans
 from plancache.cudnn.numbers import Difference
 from plancache.cudnn.plans import Choice, Route
 from plancache.cudnn.running import Timing
-from plancache.errors import BuilderError, BusyError, DeviceError, RunError, SettingsError, StoreError
+from plancache.errors import BuilderError, DeviceError, RunError, SettingsError, StoreError
 from plancache.outcome import Reason
 from plancache.store import records
 from plancache.tuning import Limits, Tuning
 from tests import graphs
+from tests.conftest import ROOT
 
 
 def request(graph=None, **choice):
@@ -360,10 +366,13 @@ def test_one_process_tunes_a_key_and_another_one_waits_no_longer_than_it_may(tmp
         wanted = request()
         with cache._layers.locks(tuning=True).turn(wanted.key.hash, lambda: False) as mine:
             assert mine
-            alive = []
-            monkeypatch.setattr(tuning, "Runner", Device(h200, {}))
-            with pytest.raises(BusyError, match="tuning the same plan"):
-                tuning.tune_request(cache, wanted, Limits(), lambda *_: None, waiting=lambda: alive.append(1))
+            alive, device = [], Device(h200, {})
+            monkeypatch.setattr(tuning, "Runner", device)
+            limits = Limits(seconds=0.05)
+            table = tuning.tune_request(cache, wanted, limits, lambda *_: None, waiting=lambda: alive.append(1))
+            assert (table.outcome, table.candidates, device.made) == ("busy", [], 0)  # a value: nothing failed
+            assert "another process is tuning this graph" in table.detail
+            assert f"process {os.getpid()}" in table.detail
             assert alive
             # Whoever only wants the plan does not wait.
             assert cache.build(wanted.graph).stored
@@ -377,6 +386,97 @@ def test_who_waited_takes_what_the_other_process_has_found(tmp_path, on, targete
             cache.store.put(listed.row, tuned.store.get(listed.row.key, "tuned"))
             assert on(cache, device, wanted=wanted) == finished[1]
         assert device.made == 0
+
+
+_HOLDER = """
+import sys, plancache
+from pathlib import Path
+directory, key, source = sys.argv[1:]
+with plancache.open(directory) as cache, plancache.open(source, mode="read-only") as other:
+    with cache._layers.locks(tuning=True).turn(key, lambda: False):
+        print("holds", flush=True)
+        if sys.stdin.readline():
+            (listed,) = other.rows()
+            cache.store.put(listed.row, other.store.get(listed.row.key, "tuned"))
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_waits_does_so_as_long_as_the_other_process_lives_and_then_takes_its_table_or_tunes(
+    tmp_path, monkeypatch, once, targeted, h200, finished, killed
+):
+    device, looks = Device(h200, {}), []
+    monkeypatch.setattr(tuning, "Runner", device)
+    monkeypatch.setattr(candidates, "build", once)
+    with plancache.open(tmp_path / "cache", wait=0.05) as cache:
+        wanted = request()
+        arguments = [str(tmp_path / "cache"), wanted.key.hash, str(finished[0])]
+        holder = subprocess.Popen(
+            [sys.executable, "-c", _HOLDER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+        )
+
+        def waiting():
+            looks.append(1)
+            if len(looks) == 10:  # longer by then than what a build is waited for
+                holder.kill() if killed else holder.communicate(b"go\n")
+
+        with holder:
+            assert holder.stdout.readline() == b"holds\n"
+            table = tuning.tune_request(cache, wanted, Limits(), lambda *_: None, waiting=waiting)
+    assert (table.outcome, table.complete, device.made) == ("tuned", True, int(killed))
+    assert killed or table == finished[1]
+
+
+def test_what_another_process_measures_anew_meanwhile_is_not_measured_once_more(tmp_path, on, targeted, h200, finished):
+    with plancache.open(tmp_path / "cache") as cache, plancache.open(finished[0]) as other:
+        (listed,) = other.rows()
+        record = other.store.get(listed.row.key, "tuned")
+        row, fields = records.decode(record)
+        anew = records.encode(row, stored.with_tuning(fields, {**finished[1].document(), "seconds": 77.0}))
+        cache.store.put(row, record)
+        wanted, device = request(), Device(h200, {})
+        with cache._layers.locks(tuning=True).turn(wanted.key.hash, lambda: False):
+            table = tuning.tune_request(
+                cache, wanted, Limits(), lambda *_: None, True, waiting=lambda: cache.store.put(row, anew, record)
+            )
+        assert (table.seconds, device.made) == (77.0, 0)
+
+
+def test_a_table_is_complete_for_others_only_after_the_last_comparison(tmp_path, on, targeted, h200, names):
+    seen = []
+    with plancache.open(tmp_path / "cache") as cache:
+
+        def said(place, table):
+            seen.extend(cache.tuning(listed.row).complete for listed in cache.rows())
+
+        on(cache, Device(h200, {names[1]: 5.0}), said)
+        assert len(seen) > len(names)  # also while the fastest were compared
+        assert not any(seen)
+        (listed,) = cache.rows()
+        assert cache.tuning(listed.row).complete
+
+
+def test_where_a_file_system_cannot_lock_graphs_are_tuned_all_the_same(tmp_path, on, targeted, h200, monkeypatch, said):
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with plancache.open(tmp_path / "cache", store="files") as cache:
+        assert on(cache, Device(h200, {})).complete
+    assert any("cannot lock" in text for text in said())
+
+
+def test_a_candidate_that_did_not_come_back_cannot_be_noted_in_a_damaged_record(tmp_path, on, targeted, h200, names):
+    with plancache.open(tmp_path / "cache") as cache:
+        on(cache, Device(h200, {}), seconds=0)
+        (listed,) = cache.rows()
+        record = cache.store.get(listed.row.key, "tuned")
+        assert cache.store.put(listed.row, record[:-1], record)
+        assert not tuning.mark(cache, listed.row, names[1], tuning.HUNG, "")
+        row, fields = records.decode(record)
+        later = records.encode(row, stored.with_tuning(fields, {"rows": []}))
+        assert cache.store.put(row, later, record[:-1])
+        assert not tuning.mark(cache, listed.row, names[1], tuning.HUNG, "")
 
 
 def test_a_tuned_plan_comes_before_all_others_unless_it_is_not_asked_for(tmp_path, targeted, monkeypatch):

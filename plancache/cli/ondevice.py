@@ -22,7 +22,7 @@ from plancache.tuning import HUNG
 def verify_on_device(
     place: Place, selection: Selection, timeout: float, keep: bool, memory: int | None, as_json: bool
 ) -> None:
-    """Run, compare, report; the exit code is 1 if a plan was wrong, hung or crashed.
+    """Run, compare, report; the exit code is 1 if a plan was wrong, hung or crashed. One that is unproven is neither.
 
     What was found, and removed, is reported also where it ends before its time: interrupted, or with a device that
     takes no other process after one that hung.
@@ -60,7 +60,11 @@ def _table(verdicts: list[Verdict]) -> None:
     for one in verdicts:
         ratio = one.micros / one.native if one.micros and one.native else None
         numbers = ("-" if value is None else f"{value:.1f}" for value in (one.micros, one.native))
-        verdict = one.verdict + (", bit-equal" if one.exact else "") + (", removed" if one.removed else "")
+        verdict = (
+            one.verdict
+            + (", bit-equal" if one.exact and one.verdict == RIGHT else "")
+            + (", removed" if one.removed else "")
+        )
         table.add_row(
             one.row.key[:12],
             one.row.name.split("_")[0],

@@ -42,8 +42,9 @@ def verify(
     """Check every record. Exit code 1 if something is wrong and stays so.
 
     With --on-device, plans for this device are loaded, run on random inputs and compared with what is built here of the
-    same graph; wrong ones, and those that hang, are removed. KEY (the beginning of keys) and the options say which.
-    Exit code 1 if there were any.
+    same graph; wrong ones, and those that hang, are removed. Where both give nothing but zeros and NaN a plan is
+    unproven, and stays. KEY (the beginning of keys) and the options say which. Exit code 1 if any were wrong, hung or
+    crashed.
     """
     if on_device:
         if repair:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -15,9 +16,21 @@ from plancache.cli.listing import size_text
 from plancache.cli.place import Place
 from plancache.cli.selection import Selection, selecting
 from plancache.cli.values import memory_option, seconds_value, size_value, timeout_option
-from plancache.errors import BuilderError, BusyError, RunError
+from plancache.errors import BuilderError, RunError
 from plancache.store.interface import Row
-from plancache.tuning import OK, WAITING, Tuning
+from plancache.tuning import BUSY, FAILED, OK, TUNED, WAITING, Tuning
+
+NOTHING = "nothing to tune"
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What came of one graph: `tuned`, `busy` (another process is tuning it), `nothing to tune` or `failed`."""
+
+    row: Row
+    outcome: str
+    table: Tuning | None = None
+    detail: str = ""
 
 
 @click.command()
@@ -52,15 +65,14 @@ def tune(
     """Run every plan that cuDNN offers for the stored graphs, and keep the fastest of each; KEY begins their keys.
 
     Candidates run in a child process: one that hangs is ended, noted, and not tried again. Interrupted, it goes on next
-    time with what was not measured yet. What another process tunes is waited for, and its table taken; after
-    PLANCACHE_WAIT it is left to it. Exit code 1 if a graph could not be tuned.
+    time with what was not measured yet. What another process tunes is waited for, for --seconds and PLANCACHE_WAIT, and
+    its table taken; after that it is left to it, which is no failure. Exit code 1 if a graph could not be tuned.
     """
     from plancache import ondevice, tuning
     from plancache.worker import Worker
 
     limits = tuning.Limits(seconds, workspace, memory)
-    results: list[tuple[Row, Tuning | str]] = []
-    failed = 0
+    results: list[_Result] = []
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with place.open("read-write") as cache:
@@ -77,20 +89,15 @@ def tune(
 
             try:
                 for row in every.values():
-                    result: Tuning | str
                     try:
-                        result = ondevice.tune_row(cache, worker, row, limits, again, said)
-                    except (
-                        BuilderError,
-                        BusyError,
-                    ) as error:  # nothing to tune, or not by this one: no fault
-                        result = str(error)
+                        result = _result(row, ondevice.tune_row(cache, worker, row, limits, again, said))
+                    except BuilderError as error:  # no fault
+                        result = _Result(row, NOTHING, detail=str(error))
                     except RunError as error:
-                        failed += 1
-                        result = str(error)
-                    results.append((row, result))
+                        result = _Result(row, FAILED, detail=str(error))
+                    results.append(result)
                     if as_json:
-                        click.echo(json.dumps(_document(row, result)))
+                        click.echo(json.dumps(_document(result)))
                     bar.advance(graphs)
             except BaseException:  # an interruption, or a cache that cannot be written any more
                 bar.stop()
@@ -99,16 +106,25 @@ def tune(
                 raise
     if not as_json:
         _report(results)
-    if failed:
+    if any(one.outcome == FAILED for one in results):
         raise SystemExit(1)
 
 
-def _document(row: Row, result: Tuning | str) -> dict[str, Any]:
-    found = {"fault": result} if isinstance(result, str) else table_json(result)
-    return {"key": row.key, "builder": row.builder, **found}
+def _result(row: Row, table: Tuning) -> _Result:
+    if table.outcome == TUNED and table.chosen is None:
+        counts = Counter(one.status for one in table.candidates)
+        said = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return _Result(row, FAILED, table, f"no candidate can be kept: {said or 'there are none'}")
+    return _Result(row, table.outcome, table, table.detail)
 
 
-def _report(results: list[tuple[Row, Tuning | str]]) -> None:
+def _document(result: _Result) -> dict[str, Any]:
+    table = {} if result.table is None else table_json(result.table)
+    row = result.row
+    return {"key": row.key, "builder": row.builder, **table, "outcome": result.outcome, "detail": result.detail}
+
+
+def _report(results: list[_Result]) -> None:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("key", no_wrap=True, min_width=12)
     for name, width in (("builder", 12), ("tuned plan", 16)):
@@ -116,18 +132,19 @@ def _report(results: list[tuple[Row, Tuning | str]]) -> None:
     for name in ("first µs", "tuned µs", "ratio", "run"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     console = Console(highlight=False)
-    tuned = [(row, result) for row, result in results if isinstance(result, Tuning)]
-    for row, result in tuned:
-        run = sum(one.status != WAITING for one in result.candidates)
-        table.add_row(
-            row.key[:12], row.builder.rpartition(".")[2] or "-", *_told(result), f"{run}/{len(result.candidates)}"
-        )
-    if tuned:
+    counts = Counter(one.outcome for one in results)
+    for row, known in ((one.row, one.table) for one in results if one.outcome == TUNED):
+        if known is not None:
+            run = sum(one.status != WAITING for one in known.candidates)
+            name = row.builder.rpartition(".")[2] or "-"
+            table.add_row(row.key[:12], name, *_told(known), f"{run}/{len(known.candidates)}")
+    if table.row_count:
         console.print(table)
-    for row, told in results:
-        if isinstance(told, str):
-            console.print(f"{row.key[:12]} {told}", soft_wrap=True, markup=False)
-    console.print(f"{len(tuned)} of {len(results)} graphs tuned")
+    for one in results:
+        if one.outcome != TUNED:
+            console.print(f"{one.row.key[:12]} {one.outcome}: {one.detail}", soft_wrap=True, markup=False)
+    rest = "".join(f", {counts[outcome]} {outcome}" for outcome in (BUSY, NOTHING, FAILED) if counts[outcome])
+    console.print(f"{counts[TUNED]} of {len(results)} graphs tuned{rest}")
 
 
 def _told(tuning: Tuning) -> tuple[str, str, str, str]:

@@ -115,8 +115,10 @@ def _content(graph: Any, tensors: Mapping[int, Any], data_type: str, tensor: Any
 
 
 def _needs_positive(node: Any, port: str) -> bool:
-    mode = getattr(node.params.get("mode"), "name", "")
-    return mode in _POSITIVE_MODES or any(part in port.lower() for part in _POSITIVE_PORTS)
+    mode = node.params.get("mode")
+    return str(getattr(mode, "name", mode)).upper() in _POSITIVE_MODES or any(
+        part in port.lower() for part in _POSITIVE_PORTS
+    )
 
 
 def _meaning(data_type: str, tensor: Any, uses: list[tuple[Any, str]]) -> bytes:

@@ -260,6 +260,8 @@ class Runner:
         status, captured = driver.cuStreamEndCapture(self._stream)
         if int(status) or failed is not None:
             devices.clear_error()
+            if not int(status):
+                driver.cuGraphDestroy(captured)
             raise failed or RunError("a plan cannot be captured into a CUDA graph", found=str(status))
         try:
             ready = self._ask(driver.cuGraphInstantiate(captured, 0), "cuGraphInstantiate")

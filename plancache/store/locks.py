@@ -42,18 +42,19 @@ class SingleFlight:
         self.access = access
         self.wait = wait
         self._late = (
-            "another process has been tuning the same plan for too long"
+            "another process is tuning this graph"
             if tuning
             else "another process has been building the same plan for too long; building it here too"
         )
 
     @contextmanager
-    def turn(self, key: str, stored: Callable[[], bool]) -> Iterator[bool]:
+    def turn(self, key: str, stored: Callable[[], bool], wait: float | None = None) -> Iterator[bool]:
         """Wait for one's turn to build `key`; gives whether it is one's turn, or somebody else has built it.
 
         Args:
             key: the key's hash, in hex.
             stored: asked while waiting; once it says yes there is nothing left to wait for.
+            wait: seconds; None is what the cache was opened with.
 
         Raises:
             BusyError: the wait was over; the error says who held the lock.
@@ -61,7 +62,7 @@ class SingleFlight:
         """
         path = self.directory / f"{slot(key):03x}.lock"
         lock = self._lock(path)
-        mine = self._acquire(lock, path, stored)
+        mine = self._acquire(lock, path, stored, self.wait if wait is None else wait)
         try:
             yield mine
         finally:
@@ -108,11 +109,11 @@ class SingleFlight:
         except OSError as error:
             raise _cannot_lock(path, error) from error
 
-    def _acquire(self, lock: BaseFileLock, path: Path, stored: Callable[[], bool]) -> bool:
+    def _acquire(self, lock: BaseFileLock, path: Path, stored: Callable[[], bool], wait: float) -> bool:
         import filelock
 
         begun = time.monotonic()
-        deadline = begun + self.wait
+        deadline = begun + wait
         while True:
             try:
                 lock.acquire(blocking=False)
@@ -131,7 +132,7 @@ class SingleFlight:
                 raise BusyError(
                     self._late,
                     path=path,
-                    found=f"held for {self.wait:.0f} s by {holder(path)}",
+                    found=f"held for {wait:.0f} s by {holder(path)}",
                     expected="the plan, or the lock",
                 )
             time.sleep(_POLL)

@@ -42,6 +42,17 @@ def test_a_plan_of_another_graph_in_a_whole_record_is_found_out_and_set_aside(on
     assert [json.loads(line)["key"] for line in out.splitlines()] == [right]
 
 
+def test_a_graph_that_gives_nothing_but_zeros_is_unproven_and_stays_and_is_not_tuned(on_gpu, tmp_path):
+    assert on_gpu(f"nothing({str(tmp_path)!r})") == ["built"]
+    code, found, err = verdicts(tmp_path)
+    assert (code, [(one["verdict"], one["removed"]) for one in found]) == (0, [("unproven", False)]), err
+    code, out, err = command(tmp_path, "tune", "--json")
+    (one,) = map(json.loads, out.splitlines())
+    assert (code, one["outcome"]) == (0, "nothing to tune"), err
+    assert "zeros and NaN" in one["detail"]
+    assert command(tmp_path, "ls", "--route", "tuned", "--json")[1] == ""
+
+
 def test_a_record_in_the_place_of_another_route_is_refused_and_not_run(on_gpu, tmp_path):
     directory = str(tmp_path)
     on_gpu(f"fill_ahead('conv + ReLU', {directory!r})", module="proof")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -41,6 +42,19 @@ def test_a_tuning_that_had_no_time_goes_on_where_it_was(on_gpu, tmp_path):
     assert "('ok', 1)" in counts
     counts, *_ = on_gpu(f"tuned('conv', {str(tmp_path)!r})")
     assert counts.startswith("complete")
+
+
+def test_of_two_commands_at_once_one_tunes_each_graph_and_the_other_takes_its_table(on_gpu, tmp_path):
+    on_gpu(f"fill(('matmul', 'sdpa'), {str(tmp_path)!r})")
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: command(tmp_path, "tune", "--json"), range(2)))
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    one, two = ({told["key"]: told for told in map(json.loads, out.splitlines())} for _, out, _ in answers)
+    assert {told["outcome"] for told in (*one.values(), *two.values())} == {"tuned"}
+    assert len(one) == 2
+    for key, told in one.items():
+        assert told["complete"]
+        assert (told["candidates"], told["chosen"]) == (two[key]["candidates"], two[key]["chosen"])
 
 
 def test_the_command_tunes_stored_graphs_in_a_child_and_shows_the_table(on_gpu, tmp_path):
