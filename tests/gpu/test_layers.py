@@ -55,7 +55,13 @@ def test_what_a_machine_without_a_gpu_filled_is_right_on_one(prove, tmp_path, na
 @pytest.mark.parametrize(("source", "target"), [("deviceless", "native"), ("replay", "native")])
 def test_a_row_that_was_made_for_another_route_is_refused(on_gpu, prove, tmp_path, source, target):
     directory = str(tmp_path / "cache")
-    assert on_gpu(f"fill_ahead('conv + ReLU', {directory!r})", module="proof") == ["deviceless replay"]
+    filled = on_gpu(f"fill_ahead('conv + ReLU', {directory!r})", module="proof")
+    if libraries.backend_version() < FIRST_REPLAY:  # there it compiles in every process, and is not stored
+        assert filled == ["deviceless"]
+        if source == "replay":
+            pytest.skip("this cuDNN cannot replay it")
+    else:
+        assert filled == ["deviceless replay"]
     on_gpu(f"swapped({directory!r}, {source!r}, {target!r})", module="proof")
     found = prove("conv + ReLU", directory)
     assert (found["source"], found["route"]) != ("disk", "native")

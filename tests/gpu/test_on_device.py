@@ -55,15 +55,12 @@ def test_a_graph_that_gives_nothing_but_zeros_is_unproven_and_stays_and_is_not_t
 
 def test_a_record_in_the_place_of_another_route_is_refused_and_not_run(on_gpu, tmp_path):
     directory = str(tmp_path)
-    on_gpu(f"fill_ahead('conv + ReLU', {directory!r})", module="proof")
+    filled = on_gpu(f"fill_ahead('conv + ReLU', {directory!r})", module="proof")[0].split()
     on_gpu(f"swapped({directory!r}, 'deviceless', 'native')", module="proof")
     code, found, _ = verdicts(tmp_path)
     assert code == 0
-    assert {one["route"]: one["verdict"] for one in found} == {
-        "native": "refused",
-        "replay": "right",
-        "deviceless": "right",
-    }
+    assert "deviceless" in filled
+    assert {one["route"]: one["verdict"] for one in found} == dict.fromkeys(filled, "right") | {"native": "refused"}
 
 
 def test_a_plan_that_hangs_the_device_is_ended_and_set_aside(on_gpu, tmp_path):
