@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Filters:
+class Filters(NamedTuple):
     """What the caller excluded before planning."""
 
     deselected_engines: tuple[str, ...]

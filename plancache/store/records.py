@@ -50,7 +50,7 @@ def decode(record: bytes, key: bytes | None = None) -> tuple[Row, dict[str, Any]
     Raises:
         RecordError: it is damaged, cut short, not signed with the key, or of a version that is not read here.
     """
-    prefix, body = record[:_PREFIX], record[_BODY:]
+    prefix, body = record[:_PREFIX], memoryview(record)[_BODY:]
     if prefix != (_PLAIN if key is None else _SIGNED):
         raise _unfit(prefix, key)
     if not hmac.compare_digest(_digest(prefix, body, key), record[_PREFIX:_BODY]):
@@ -78,7 +78,7 @@ def _decompressor() -> zstandard.ZstdDecompressor:
     return kept
 
 
-def _digest(prefix: bytes, body: bytes, key: bytes | None) -> bytes:
+def _digest(prefix: bytes, body: bytes | memoryview, key: bytes | None) -> bytes:
     if key is not None:
         return hmac.digest(key, prefix + body, "sha256")
     digest = hashlib.sha256(prefix)
