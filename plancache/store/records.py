@@ -29,7 +29,9 @@ _PLAIN = MAGIC + bytes([VERSION]) + b"s"
 _SIGNED = MAGIC + bytes([VERSION]) + b"h"
 _PREFIX = len(_PLAIN)
 _BODY = _PREFIX + hashlib.sha256().digest_size
-_LEVEL = 3  # unpacks 75 KB in 0.12 ms, a quarter of the size
+# Packed once and unpacked often: 1.5 ms instead of 0.4 for 60 KB, beside a build of a second; a quarter of the size, 5 %
+# less than by level 3 alone, and unpacked in a fifth less time, since only longer matches are taken (measured).
+_LEVEL, _SHORTEST_MATCH = 9, 7
 _LARGEST = 1 << 30
 _thread = threading.local()
 _NAMES = frozenset(field.name for field in dataclass_fields(Row))
@@ -39,7 +41,9 @@ _KINDS = {"key": str, "route": str, "driver": int, "frontend": int, "engine": in
 def encode(row: Row, fields: Mapping[str, Any], key: bytes | None = None) -> bytes:
     """A record of a row and its fields: plain data, with bytes where there are bytes. Signed, if there is a key."""
     plain = {"row": asdict(row), **fields}
-    body = zstandard.compress(msgpack.packb(plain, use_bin_type=True), _LEVEL)
+    packed = msgpack.packb(plain, use_bin_type=True)
+    how = zstandard.ZstdCompressionParameters.from_level(_LEVEL, source_size=len(packed), min_match=_SHORTEST_MATCH)
+    body = zstandard.ZstdCompressor(compression_params=how).compress(packed)
     prefix = _PLAIN if key is None else _SIGNED
     return b"".join((prefix, _digest(prefix, body, key), body))
 
