@@ -367,7 +367,7 @@ class PlanCache(Finding):
             outcome = lookups.outcome(Source.BUILT, found, wanted.key, started)
         else:
             source = Source.DISK if from_disk or kernels.loaded else Source.MEMORY
-            outcome = lookups.outcome(source, replace(found, reason=Reason.KERNELS, detail=""), wanted.key, started)
+            outcome = lookups.outcome(source, found._replace(reason=Reason.KERNELS, detail=""), wanted.key, started)
         # A graph that holds a kernel cache of the caller's goes through that one always; any other's own plan spares
         # the next process the heuristics, whose library takes half a second to load (measured).
         stored = own is None and self._writes() and self._keep(wanted, found, before, built.seconds)

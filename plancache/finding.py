@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from plancache import stored
@@ -169,6 +168,6 @@ def _loaded(wanted: Request, found: Found) -> Found:
     except Exception as error:
         devices.clear_error()
         if plans.is_refusal(error):
-            return replace(found, reason=Reason.REFUSED, fields=None, detail=str(error))
-        return replace(found, reason=Reason.FAULT, record=None, fields=None, detail=str(error))
+            return found._replace(reason=Reason.REFUSED, fields=None, detail=str(error))
+        return found._replace(reason=Reason.FAULT, record=None, fields=None, detail=str(error))
     return found

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from plancache.cudnn import plans
 from plancache.cudnn.plans import Request, Route
@@ -22,8 +21,7 @@ UNKEPT = {
 }
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What a lookup came to: a record that may be loaded, or why there is none."""
 
     reason: Reason

@@ -71,7 +71,9 @@ def test_a_record_is_what_the_page_says():
         covered = record[:8] + body
         expected = hashlib.sha256(covered).digest() if kind == b"s" else hmac.digest(KEY, covered, "sha256")
         assert record[8:40] == expected
-        assert msgpack.unpackb(zstandard.decompress(body)) == {"row": asdict(ROW), **FIELDS}
+        unpacked = zstandard.decompress(body)
+        assert msgpack.unpackb(unpacked) == {"row": asdict(ROW), **FIELDS}
+        assert zstandard.frame_content_size(body) == len(unpacked)  # by which a reader refuses what is too large
 
 
 def test_a_reader_takes_only_what_it_can_check():

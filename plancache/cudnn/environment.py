@@ -15,6 +15,7 @@ from plancache.keys import Document, Part
 
 # The frontend's Python engines are on offer where these are installed; another version compiles other kernels.
 _ENGINE_PACKAGES = ("nvidia_cutlass_dsl", "apache_tvm_ffi")
+_FIRST_LETTERS = frozenset("nNaA")  # of hundreds of names few are looked at closer: that takes longer than to list them
 _OPT_IN = "CUDNN_FRONTEND_ENABLE_FROST_ENGINES"
 
 
@@ -115,7 +116,8 @@ def _engine_packages() -> dict[str, str | None]:
             names = _names(entry)
         except OSError:
             continue
-        for name in sorted(one for one in names if one.lower().startswith(_ENGINE_PACKAGES)):
+        near = [name for name in names if name[:1] in _FIRST_LETTERS]
+        for name in sorted(name for name in near if name.lower().startswith(_ENGINE_PACKAGES)):
             package, _, rest = name.partition("-")
             if name.endswith(".dist-info") and (package := package.lower()) in versions:
                 versions[package] = rest.removesuffix(".dist-info")

@@ -106,7 +106,8 @@ def _arguments(given: Mapping[str, Any], device: Device) -> dict[str, Any]:
         elif name == "cuda_graph_retention":
             continue  # how captures are kept at run time: no part of the plan, and given to the container anew
         elif name.endswith("_data_type"):
-            value = _data_type(value)
+            kept[name] = _type_document(value)
+            continue
         kept[name] = _encoded(value, name)
     return kept
 
@@ -150,7 +151,10 @@ def _node(node: Any) -> dict[str, Any]:
         "compute_data_type": _type_document(node.compute_data_type),
         "inputs": {port: tensor.uid for port, tensor in sorted(node.inputs.items())},
         "outputs": {port: tensor.uid for port, tensor in sorted(node.outputs.items())},
-        "params": {name: _encoded(params[name], f"node {node.name!r}, {name}") for name in sorted(params)},
+        "params": {
+            name: value if type(value := params[name]) in _PLAIN else _encoded(value, f"node {node.name!r}, {name}")
+            for name in sorted(params)
+        },
     }
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Filters:
+class Filters(NamedTuple):
     """What the caller excluded before planning."""
 
     deselected_engines: tuple[str, ...]
@@ -16,8 +14,7 @@ class Filters:
     notes: tuple[tuple[str, Any, bool], ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One entry of a plan list: engine id, knobs by number, its name, its place in the backend's own list."""
 
     name: str
@@ -26,8 +23,7 @@ class Plan:
     backend_index: int | None
 
 
-@dataclass(frozen=True)
-class PlanList:
+class PlanList(NamedTuple):
     """The ranked plans of a built graph and which one was chosen."""
 
     plans: tuple[Plan, ...]

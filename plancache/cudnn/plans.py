@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from plancache.cudnn import device as devices
 from plancache.cudnn import environment, frontend, graph, libraries
@@ -100,8 +100,7 @@ class UnknownEnvironmentError(Exception):
     """The device or the libraries could not be identified: neither store nor match."""
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(NamedTuple):
     """A graph as it was declared: what of its key does not depend on how its plan is chosen."""
 
     document: Mapping[str, Any]

@@ -15,7 +15,7 @@ def entry(plan: Plan, backend_index: int | None) -> Any:
     kind, is_python_engine = _kinds()
     if is_python_engine(plan.engine):
         return python_config(kind, plan.engine, plan.knobs)
-    return kind(plan.engine, dict(_knobs(tuple(plan.knobs.items()))), cpp_index=backend_index)
+    return kind(plan.engine, _knobs(tuple(plan.knobs.items())).copy(), backend_index)
 
 
 @cache
@@ -27,7 +27,7 @@ def _kinds() -> tuple[Any, Callable[[int], bool]]:
 
 
 @lru_cache(maxsize=1024)
-def _knobs(numbered: tuple[tuple[int, int], ...]) -> Mapping[Any, int]:
+def _knobs(numbered: tuple[tuple[int, int], ...]) -> dict[Any, int]:
     # Plans differ in few of them, and to find and hash one member of the frontend's enumeration takes a microsecond.
     knob = cudnn().knob_type
     return {knob(number): value for number, value in numbered}

@@ -176,8 +176,10 @@ class Database:
         return held
 
     def _open_to_write(self) -> _Held:
-        self.access.make_file(self.file)
         self._local.inode = _inode(self.file)
+        if self._local.inode is None:
+            self.access.make_file(self.file)
+            self._local.inode = _inode(self.file)
         connection = _connect(self.file)
         return self._checked(connection, self._local.inode or _inode(self.file))
 

@@ -123,11 +123,13 @@ def access(path: Path, *, read_only: bool, signed: bool, trusted: tuple[str, ...
         StoreError: the directory cannot be made, is not there, or is refused; the error says why.
     """
     try:
-        if not path.exists():
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
             if read_only:
-                raise StoreError("there is no cache here", path=path, found=f"no directory {path}")
+                raise StoreError("there is no cache here", path=path, found=f"no directory {path}") from None
             _make(path)
-        status = path.stat()
+            status = path.stat()
     except OSError as error:
         raise _unreadable(path, error) from error
     if not stat.S_ISDIR(status.st_mode):
@@ -158,20 +160,24 @@ def bundle_access(path: Path, *, signed: bool, trusted: tuple[str, ...]) -> Acce
     return Access(read_only=True)
 
 
-def check_file(file: Path) -> None:
-    """Refuse a database that everybody may write, whatever the directory's mode.
+def check_file(file: Path) -> bool:
+    """Refuse a database that everybody may write, whatever the directory's mode; whether there is one.
 
     Raises:
         StoreError: it is such a one.
     """
-    with suppress(OSError):
-        if file.stat().st_mode & stat.S_IWOTH:
-            raise StoreError(
-                "the database is refused, since others could put native code into it",
-                path=file,
-                found=f"{file} may be written by everybody",
-                todo=f"chmod o-w {file}",
-            )
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return False
+    if mode & stat.S_IWOTH:
+        raise StoreError(
+            "the database is refused, since others could put native code into it",
+            path=file,
+            found=f"{file} may be written by everybody",
+            todo=f"chmod o-w {file}",
+        )
+    return True
 
 
 def _named(path: Path, trusted: tuple[str, ...]) -> bool:

@@ -57,16 +57,14 @@ def open_store(path: Path, options: Options, read_only: bool = False) -> tuple[S
     if bundle is not None:
         return SqliteStore(path, bundle, bundle=True), bundle
     access = directory.access(path, read_only=read_only, signed=signed, trusted=options.trusted)
-    directory.check_file(path / FILE)
-    if (options.kind or _kind(path)) == "files":
+    # What is there is gone on with: all hosts must agree, whatever each one's mount table says.
+    there = directory.check_file(path / FILE)
+    if (options.kind or ("sqlite" if there else _kind(path))) == "files":
         return FileStore(path, access, options.bounds, options.key), access
     return SqliteStore.at(path, access, options.bounds), access
 
 
 def _kind(path: Path) -> str:
-    # What is there is gone on with: all hosts must agree, whatever each one's mount table says.
-    if (path / FILE).exists():
-        return "sqlite"
     if (path / DIRECTORY).is_dir():
         return "files"
     return "sqlite" if directory.filesystem(path) in directory.LOCAL else "files"
