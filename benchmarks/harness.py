@@ -135,6 +135,48 @@ def child(source: str, *arguments: object, **options: Any) -> Any:
     return json.loads(done.stdout)
 
 
+def at_once(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Start Python with each of these arguments, let all go on at once when every one is ready; gives their last lines.
+
+    Ready is who has printed a line; it waits for one on its standard input.
+    """
+    pipe = subprocess.PIPE
+    running = [
+        subprocess.Popen([sys.executable, *one], stdin=pipe, stdout=pipe, text=True, env=environment())
+        for one in commands
+    ]
+    for process in running:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return [process.communicate()[0].splitlines()[-1] for process in running]
+
+
+_COUNT = """
+import sys, time
+print("ready", flush=True)
+sys.stdin.readline()
+end, done = time.perf_counter() + float(sys.argv[1]), 0
+while time.perf_counter() < end:
+    done += sum(range(1000)) > 0
+print(done)
+"""
+
+
+def two_at_all(rounds: int = 3, seconds: float = 0.2) -> float:
+    """How many times as much two processes that only count do at once as one does alone, on this machine, now.
+
+    It is less than 2 where cores are busy or are two threads of one. What two processes of ours do is judged by it.
+    """
+    one = ["-c", _COUNT, str(seconds)]
+    taken = [[sum(map(int, at_once([one] * count))) for count in (1, 2)] for _ in range(rounds)]
+    # More than 2 is a machine that has become faster meanwhile.
+    return min(2.0, statistics.median(both / alone for alone, both in taken))
+
+
 def environment() -> dict[str, str]:
     """This process's environment without settings of plancache's."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PLANCACHE_")}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Check, Column, Rank, Result, Table, environment, main, ratio
+from benchmarks.harness import Check, Column, Rank, Result, Table, at_once, main, ratio
 
 PROCESSES = (1, 2, 4, 8)
 WITHOUT = (1, 8)
@@ -38,19 +36,7 @@ with plancache.target(device):
 def herd(count: int, mode: str) -> tuple[float, int]:
     """Seconds until the last of `count` processes is ready, and how many have built."""
     with tempfile.TemporaryDirectory(prefix="plancache-bench-") as home:
-        command = [sys.executable, "-c", _JOB, str(Path(home, "cache")), mode]
-        pipe = subprocess.PIPE
-        running = [
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) for _ in range(count)
-        ]
-        for one in running:
-            assert one.stdout is not None
-            one.stdout.readline()
-        for one in running:
-            assert one.stdin is not None
-            one.stdin.write("\n")
-            one.stdin.flush()
-        told = [json.loads(one.communicate()[0]) for one in running]
+        told = map(json.loads, at_once([["-c", _JOB, str(Path(home, "cache")), mode]] * count))
     started, ready, built = zip(*told, strict=True)
     return max(ready) - min(started), sum(built)
 

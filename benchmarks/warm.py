@@ -7,6 +7,7 @@ the same graphs, without which nothing can be looked up.
 from __future__ import annotations
 
 import resource
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,13 +18,13 @@ from typing import Any
 import cudnn
 
 import plancache
-from benchmarks.harness import Check, Column, Result, Table, main
+from benchmarks.harness import Check, Column, Result, Table, main, two_at_all
 from plancache.crew import Crew, Job, completed
 from plancache.filler import Report
 from plancache.store import records
 
-# Of the plans that one worker builds in a second.
-BOUND_WORKERS = 1.8
+# Two workers against one, of what two processes get on the machine at all: 1.8 where they get twice what one gets.
+BOUND_WORKERS = 0.9
 # Of declaring and keying: the lookups, and a line of the report. (10,000 graphs in less than 10 s.)
 BOUND_FOUND = 5
 
@@ -50,7 +51,7 @@ def fill(home: str, executor: Any, cases: Any) -> Report:
         return report
 
 
-def workers(home: str, plans: int, rounds: int) -> tuple[Table, Check]:
+def workers(home: str, plans: int, rounds: int) -> tuple[Table, Check, str]:
     """Plans per second of one and two workers that have started already, in turns; the best of the rounds."""
     crews = {count: Crew(count) for count in (1, 2)}
     best, busy = dict.fromkeys(crews, 0.0), dict.fromkeys(crews, 0.0)
@@ -59,7 +60,9 @@ def workers(home: str, plans: int, rounds: int) -> tuple[Table, Check]:
         list(completed((Job(0.5, None) for _ in range(count)), time.sleep, crew, count))
         fill(home, _Window(crew, count), builder(first, 2 * count))
         first += 2 * count
+    at_all = []
     for _ in range(rounds):
+        at_all.append(two_at_all())
         for count, crew in crews.items():
             report = fill(home, _Window(crew, count), builder(first, plans))
             first += plans
@@ -69,7 +72,10 @@ def workers(home: str, plans: int, rounds: int) -> tuple[Table, Check]:
         crew.shutdown()
     rows = [(f"{count} worker{'s' * (count > 1)}", [best[count], 100 * busy[count]]) for count in crews]
     table = Table("fill", [Column("plans a second", 2), Column("of the time building, %")], rows)
-    return table, Check("two workers against one", best[2] / best[1], BOUND_WORKERS, least=True)
+    two, counted = best[2] / best[1], statistics.median(at_all)
+    note = f"two workers: {two:.2f} × one; two processes that only count: {counted:.2f} ×"
+    check = Check("two workers, of what two processes get at all", two / counted, BOUND_WORKERS, least=True)
+    return table, check, note
 
 
 class _Window:
@@ -133,8 +139,9 @@ def skipping(home: str, count: int) -> tuple[Table, Check]:
 def run(quick: bool) -> Result:
     """Both tables."""
     with tempfile.TemporaryDirectory(prefix="plancache-bench-") as home:
-        made = [workers(home, 12 if quick else 24, 1 if quick else 3), skipping(home, 2_000 if quick else 10_000)]
-    return Result([table for table, _ in made], [check for _, check in made])
+        filled, at_once, note = workers(home, 12 if quick else 24, 1 if quick else 3)
+        found, passed = skipping(home, 2_000 if quick else 10_000)
+    return Result([filled, found], [at_once, passed], notes=[note])
 
 
 if __name__ == "__main__":
