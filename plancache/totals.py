@@ -130,6 +130,7 @@ class Names:
     def __init__(self) -> None:
         self.devices: dict[str, str] = {}
         self.environments: dict[str, Mapping[str, Any]] = {}
+        self._shipped: Mapping[str, str] | None = None
 
     def knows(self, row: Row) -> bool:
         """Whether both of a row's are known."""
@@ -142,9 +143,12 @@ class Names:
 
     def device(self, fingerprint: str) -> str:
         """A device's name; of an unknown one the beginning of its fingerprint."""
-        if fingerprint and fingerprint not in self.devices:
-            self.devices = {**_shipped(), **self.devices}
-        return self.devices.get(fingerprint) or fingerprint[:12] or "-"
+        known = self.devices.get(fingerprint)
+        if known is None and fingerprint:
+            if self._shipped is None:  # some milliseconds: only where a row asks for it, and once
+                self._shipped = _shipped()
+            known = self._shipped.get(fingerprint)
+        return known or fingerprint[:12] or "-"
 
     def cudnn(self, environment: str) -> str:
         """The cuDNN version of an environment, as 9.28.0; of an unknown one the beginning of its hash."""

@@ -60,6 +60,8 @@ def test_the_first_of_all_is_told_and_how_many_times_we_take():
     assert Rank.of("", {"plancache": [3.0, 30.0], "other": [2.0, 20.0]}) == Rank("", "other", 1.5)
     assert Rank.of("", {"plancache": [1.0, 9.0], "once": [6.0]}) == Rank("", "plancache", 1.0)
     assert Rank.of("", {"plancache": [6.0, 9.0], "once": [3.0]}) == Rank("", "once", 2.5)
+    # Who is first is told by pairs too: the other's median is smaller, and it is slower in two rounds of three.
+    assert Rank.of("", {"plancache": [1.0, 5.0, 5.0], "other": [2.0, 2.0, 6.0]}) == Rank("", "plancache", 1.0)
 
 
 @pytest.mark.parametrize(("ratio", "code"), [(1.0, 0), (3.0, 1)])

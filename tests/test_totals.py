@@ -6,11 +6,13 @@ import time
 import pytest
 
 import plancache
+from plancache.cudnn import device as devices
 from plancache.outcome import Reason, Source
 from plancache.store import tallies
 from plancache.store.directory import Access
 from plancache.store.layers import Options, open_store
 from plancache.store.tallies import Counting, Tally, TallyFiles, added_up
+from plancache.totals import Names
 from tests import graphs
 from tests.stores import fill, snapshot
 
@@ -243,3 +245,19 @@ def test_counting_adds_up_by_name():
     assert not counting
     assert counting.take() == []
     assert added_up([*found, *found])[0].count == 4
+
+
+def test_the_devices_that_come_with_plancache_are_read_once_for_a_whole_listing(monkeypatch):
+    asked = []
+    shipped = devices.names
+    monkeypatch.setattr(devices, "names", lambda: asked.append(1) or shipped())
+    names = Names()
+    h200 = plancache.device("h200").fingerprint
+    assert [names.device(one) for one in ("d" * 64, h200, "d" * 64, "", h200)] == [
+        "dddddddddddd",
+        "NVIDIA H200",
+        "dddddddddddd",
+        "-",
+        "NVIDIA H200",
+    ]
+    assert asked == [1]

@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -67,7 +66,7 @@ def sorted_by(rows: Sequence[Listed], names: Names, by: str | None, reverse: boo
 def document(listed: Listed, names: Names) -> dict[str, Any]:
     """A row as `--json` gives it."""
     fields = {
-        **asdict(listed.row),
+        **vars(listed.row),  # asdict copies deeply: half of what a long listing takes
         "device_name": names.device(listed.row.device),
         "cudnn": names.cudnn(listed.row.environment),
         "stored": listed.stored,
@@ -80,8 +79,7 @@ def document(listed: Listed, names: Names) -> dict[str, Any]:
 def write(form: str, fields: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Print rows as JSON or CSV."""
     if form == "json":
-        for row in rows:
-            click.echo(json.dumps({name: row[name] for name in fields}))
+        sys.stdout.writelines(f"{json.dumps({name: row[name] for name in fields})}\n" for row in rows)
         return
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(fields)
