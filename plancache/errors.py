@@ -74,7 +74,9 @@ class StoreError(PlanCacheError):
     """
 
     def __init__(self, what: str, *, path: Any = None, damaged: bool = False, **facts: Any) -> None:
-        super().__init__(what, **facts)
+        named = path is None or str(path) in " ".join(map(str, (what, *facts.values())))
+        super().__init__(what if named else f"{what}: {path}", **facts)
+        self.what = what
         self.path = path
         self.damaged = damaged
 

@@ -127,7 +127,7 @@ def test_a_directory_that_cannot_be_made_costs_one_warning_(tmp_path, targeted, 
             outcome = cache.build(graph)
             assert (outcome.source, outcome.reason, outcome.stored) == (Source.BUILT, Reason.STORE_FAULT, False)
             assert graph.get_execution_plan_count() > 0
-    assert [text.split(";")[0] for text in warnings()] == ["the cache directory cannot be made"]
+    assert [text.split(";")[0] for text in warnings()] == [f"the cache directory cannot be made: {file}/cache"]
 
 
 def test_a_full_disk_costs_one_warning_and_the_graph_is_built(run, warm):

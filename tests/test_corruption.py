@@ -366,6 +366,17 @@ def test_an_index_column_that_was_changed_is_found_and_put_right(name, value, op
     assert verified(store, directory).good == COUNT
 
 
+def test_text_that_is_no_utf8_any_more_costs_its_row_alone(opened, directory):
+    change(directory, "UPDATE plans SET builder = CAST(x'ff00fe' AS TEXT) WHERE key = ?", row(7).key)
+    store = opened()
+    assert len(list(store.rows())) == COUNT
+    report = verified(store, directory)
+    assert (report.good, [key for key, _, _ in report.bad]) == (COUNT - 1, [row(7).key])
+    report = verified(store, directory, repair=True)
+    assert (report.removed, report.recovered, report.clean) == (1, 1, True)
+    assert {listed.row for listed in store.rows()} == set(STORED)
+
+
 def test_damaged_records_are_found_and_removed_and_the_others_stay(opened, directory):
     for number in (3, 4, 5):
         flip(directory, number)

@@ -253,11 +253,12 @@ def test_the_devices_that_come_with_plancache_are_read_once_for_a_whole_listing(
     monkeypatch.setattr(devices, "names", lambda: asked.append(1) or shipped())
     names = Names()
     h200 = plancache.device("h200").fingerprint
-    assert [names.device(one) for one in ("d" * 64, h200, "d" * 64, "", h200)] == [
-        "dddddddddddd",
+    assert names.device("d" * 64) == "dddddddddddd"
+    once = len(asked)
+    assert [names.device(one) for one in (h200, "d" * 64, "", h200)] == [
         "NVIDIA H200",
         "dddddddddddd",
         "-",
         "NVIDIA H200",
     ]
-    assert asked == [1]
+    assert len(asked) == once > 0

@@ -78,7 +78,8 @@ def warm(place: Place, what: tuple[str, ...], options: Options) -> None:
     """Build every case of the cached builders in these modules or files, for each --device.
 
     Without --device, for the GPU that is here. What is stored already is passed over, so that an interrupted run goes
-    on where it was. Exit code 0 only if everything that should be there is.
+    on where it was. PLANCACHE_MODE is for jobs and has no say here: the cache is written. Exit code 0 only if
+    everything that should be there is.
     """
     with _prints_on_stderr():
         found = builders(what)

@@ -164,7 +164,7 @@ class SqliteStore(Store):
             statement = _ROWS + (f" WHERE {where}" if where else "") + _NEWEST_FIRST
             # All at once: a statement that somebody iterates over keeps every checkpoint off.
             connection.wait(BUSY)
-            found = connection.execute(statement, values).fetchall()
+            found = _fetched(connection, statement, values)
         for *values, used, hits, stored in found:
             yield Listed(Row(*values), used, hits, stored)
 
@@ -176,7 +176,7 @@ class SqliteStore(Store):
         for number in numbers:
             # Row by row: a damaged page costs the rows on it, and not those behind it.
             with self.database.use() as connection, suppress(sqlite3.DatabaseError):
-                found = connection.execute(statement, (number,)).fetchone()
+                found = next(iter(_fetched(connection, statement, (number,))), None)
             if found is not None:
                 record = found[-1] if isinstance(found[-1], bytes) else b""
                 yield str(found[0]), str(found[1]), Row(*found[:-1]), record
@@ -304,6 +304,24 @@ class SqliteStore(Store):
     def _may_write(self) -> None:
         if self.read_only:
             raise StoreError("the cache may not be written", path=self.database.file, found="a read-only cache")
+
+
+def _fetched(connection: sqlite3.Connection, statement: str, values: Any) -> list[Any]:
+    """All rows. Text with a flipped bit may be no UTF-8 any more; the rows beside it are read all the same."""
+    try:
+        return connection.execute(statement, values).fetchall()
+    except sqlite3.OperationalError as error:
+        if "UTF-8" not in str(error):
+            raise
+    connection.text_factory = _readable
+    try:
+        return connection.execute(statement, values).fetchall()
+    finally:
+        connection.text_factory = str
+
+
+def _readable(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 def _size(file: str) -> int:
