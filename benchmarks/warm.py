@@ -27,7 +27,7 @@ from plancache.store import records
 # gives a process differs by a fifth from one second to the next, and workers that wait for each other come to 0.5.
 BOUND_WORKERS = 0.75
 # Of declaring and keying: the lookups, and a line of the report. (10,000 graphs in less than 10 s.)
-BOUND_FOUND = 5
+BOUND_FOUND = 6
 
 
 def declare(_handle: Any, m: int) -> Any:
