@@ -111,6 +111,26 @@ def test_a_wrong_part_of_a_large_output_is_found_in_whatever_chunk_it_lies():
     assert not numbers.difference(chunks, len(one), "FLOAT").right
 
 
+def test_columns_that_are_wrong_in_every_row_are_found_though_few_elements_are_looked_at(monkeypatch):
+    monkeypatch.setattr(numbers, "SAMPLE", 1 << 12)  # 8 of each piece, as of an output of 128 MB
+    rows, row, rng = 128, 8192, random.Random(1)
+    code = array("H", struct.pack(f"<{row}e", *(rng.uniform(1, 2) for _ in range(row))))
+    noisy = array("H", (one ^ 1 for one in code))  # another last bit everywhere
+    for first in range(0, row, 1000):
+        wrong = array("H", noisy)
+        wrong[first : first + 128] = array("H", struct.pack("<128e", *[9.0] * 128))
+        found = numbers.difference([(code.tobytes(), wrong.tobytes())] * rows, 2 * row * rows, "HALF")
+        assert not found.right, first
+    assert numbers.difference([(code.tobytes(), noisy.tobytes())] * rows, 2 * row * rows, "HALF").right
+
+
+def test_how_far_off_is_told_by_the_size_of_all_values_and_not_by_the_few_that_differ():
+    large, small = array("f", [1000.0]) * 100_000, array("f", [0.01]) * 1024
+    one, two = (large + small).tobytes(), (large + array("f", [0.0101]) * 1024).tobytes()
+    assert numbers.difference([(one, two)], len(one), "FLOAT").right  # what is left over where large ones cancel out
+    assert not numbers.difference([(one[400_000:], two[400_000:])], 4096, "FLOAT").right
+
+
 @pytest.mark.parametrize(("expected", "found"), [(1.0, math.nan), (1.0, math.inf), (math.inf, 1.0), (math.nan, 1.0)])
 def test_what_is_no_number_on_one_side_only_is_wrong(expected, found):
     one, two = array("f", [2.0, expected]).tobytes(), array("f", [2.0, found]).tobytes()
