@@ -60,11 +60,14 @@ class SettingsError(PlanCacheError):
 
 
 class RunError(PlanCacheError):
-    """A plan could not be run on the device. With `fault`, the process's CUDA context is of no use any longer."""
+    """A plan could not be run on the device. With `fault`, the process's CUDA context is of no use any longer; with
+    `memory`, it was for want of device memory.
+    """
 
-    def __init__(self, what: str, *, fault: bool = False, **facts: Any) -> None:
+    def __init__(self, what: str, *, fault: bool = False, memory: bool = False, **facts: Any) -> None:
         super().__init__(what, **facts)
         self.fault = fault
+        self.memory = memory
 
 
 class StoreError(PlanCacheError):

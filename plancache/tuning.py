@@ -10,127 +10,40 @@ a child that it ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from plancache import stored
-from plancache.cudnn import candidates, frontend, plans
-from plancache.cudnn.frontend import Plan
+from plancache.cudnn import candidates, frontend, libraries, plans
 from plancache.cudnn.plans import BuiltPlan, Choice, Request, Route, UnkeptPlanError
 from plancache.cudnn.running import Operands, Runner, Timing
 from plancache.errors import BuilderError, BusyError, DeviceError, RecordError, RunError, StoreError
 from plancache.outcome import Outcome
 from plancache.store import records
 from plancache.store.interface import Row
+from plancache.tuning_table import (
+    BUSY,
+    FAILED,
+    HUNG,
+    NO_ROOM,
+    OK,
+    TOO_LARGE,
+    WAITING,
+    WRONG,
+    Candidate,
+    Limits,
+    Tuning,
+)
 
 if TYPE_CHECKING:
     from plancache.cache import PlanCache
 
-OK, WRONG, FAILED, HUNG, TOO_LARGE, WAITING = "ok", "wrong", "failed", "hung", "too large", "not run"
-TUNED, BUSY = "tuned", "busy"
 _TURNS = 3
 # How many of the fastest are timed again, in turns with the first choice, and how much slower than the fastest these
 # may be: between one candidate's turn and another's, the clocks of a device that others use too move by some percent.
 _RIVALS, _CLOSE = 3, 1.1
-
-
-@dataclass
-class Candidate:
-    """One plan, and what came of it.
-
-    Attributes:
-        engine: engine id.
-        knobs: (knob number, value).
-        name: as cuDNN names it.
-        status: `ok`, `wrong` (another result than the heuristics' first choice), `failed`, `hung`, `too large` (its
-            workspace) or `not run`.
-        median: microseconds of one execute, the median of the replays.
-        best: the best of them.
-        workspace: bytes.
-        detail: more about the status.
-    """
-
-    engine: int
-    knobs: list[tuple[int, int]]
-    name: str
-    status: str = WAITING
-    median: float | None = None
-    best: float | None = None
-    workspace: int | None = None
-    detail: str = ""
-
-    @property
-    def plan(self) -> Plan:
-        """As the frontend lists it."""
-        return Plan(self.name, self.engine, dict(self.knobs), None)
-
-
-@dataclass
-class Tuning:
-    """What is known of a graph's candidates.
-
-    Attributes:
-        candidates: all of them, in the order of the heuristics.
-        first: the heuristics' first choice that runs, by which the others are judged; None if there is none yet.
-        chosen: the fastest, which is the one that is stored.
-        workspace_limit: bytes that a candidate's workspace may take.
-        seconds: what measuring took in all.
-        outcome: `tuned`, or `busy`: another process is tuning the graph, and had not finished when this one had waited
-            as long as it may. Nothing failed: the table is what that one had stored so far, and may be empty.
-        detail: which process that is.
-    """
-
-    candidates: list[Candidate]
-    first: int | None = None
-    chosen: int | None = None
-    workspace_limit: int | None = None
-    seconds: float = 0.0
-    outcome: str = TUNED
-    detail: str = ""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every candidate was looked at."""
-        return self.first is not None and not any(one.status == WAITING for one in self.candidates)
-
-    @property
-    def gain(self) -> float | None:
-        """By what factor the chosen plan is faster than the heuristics' first choice."""
-        if self.first is None or self.chosen is None:
-            return None
-        first, chosen = (self.candidates[one].median for one in (self.first, self.chosen))
-        return first / chosen if first and chosen else None
-
-    def document(self) -> dict[str, Any]:
-        """As it is stored: without what only one call of `tune` came to."""
-        return {name: value for name, value in asdict(self).items() if name not in ("outcome", "detail")}
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Tuning:
-        """What `document` wrote."""
-        known = [
-            Candidate(**{**one, "knobs": [(int(knob), int(value)) for knob, value in one["knobs"]]})
-            for one in document["candidates"]
-        ]
-        return cls(**{**document, "candidates": known})
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much may be spent.
-
-    Attributes:
-        seconds: time for building and running candidates, in this call; and how much longer than `PLANCACHE_WAIT`
-            another process that tunes the same graph is waited for.
-        workspace: bytes that a candidate's workspace may take.
-        memory: bytes on the device in all; None is most of what is free.
-    """
-
-    seconds: float = 60.0
-    workspace: int | None = None
-    memory: int | None = None
 
 
 @dataclass
@@ -236,19 +149,37 @@ def _check_tunable(wanted: Request) -> None:
 
 
 def _enough(table: Tuning, limits: Limits) -> bool:
-    return table.complete and table.workspace_limit == limits.workspace
+    settled = table.complete and not any(one.status == NO_ROOM for one in table.candidates)
+    return settled and table.workspace_limit == limits.workspace
 
 
 def known(cache: PlanCache, wanted: Request) -> _State | None:
-    """What is stored of an earlier tuning in the writable cache; None if that is nothing, or no good."""
+    """What is stored of an earlier tuning in the writable cache; None if that is nothing.
+
+    Of a damaged record, or one of a newer driver or frontend, which lookups pass over, nothing is taken but its place.
+
+    Raises:
+        StoreError: it is signed with another key, or of a later version: good for others, and not ours to replace.
+    """
     record = cache.store.get(wanted.key.hash, Route.TUNED, use=False)
     if record is None:
         return None
-    with suppress(RecordError, KeyError, TypeError, ValueError):
-        _, fields = stored.decode(record, wanted.key, Route.TUNED, cache._signing_key)
+    try:
+        row, fields = stored.decode(record, wanted.key, Route.TUNED, cache._signing_key)
         table = stored.tuning(fields)
-        if table is not None:
+        newer = row.driver > wanted.device.driver or row.frontend > libraries.frontend_version()
+        if table is not None and not newer:
             return _State(Tuning.of(table), record, plans.stored_plan(fields["plan"], fields["blob"]))
+    except RecordError as error:
+        if error.foreign:
+            raise StoreError(
+                "a tuned plan is there that cannot be checked here",
+                path=cache.directory,
+                found=str(error),
+                todo="Use its key or its version of plancache, or remove it.",
+            ) from error
+    except (KeyError, TypeError, ValueError):
+        pass
     return _State(Tuning([]), record)
 
 
@@ -291,13 +222,14 @@ class _Tuner:
             if one.name in self._lost:
                 one.status, one.detail = self._lost[one.name]
         spent = table.seconds
+        anew = self._to_measure_again()
         try:
             for place, candidate in enumerate(table.candidates):
                 # The first one is run in any case: without it nothing is judged and nothing kept.
                 late = table.first is not None and time.monotonic() - self._started > self._limits.seconds
                 if late:
                     break
-                if candidate.status == WAITING or (place == table.first and self._judge is None):
+                if candidate.status == WAITING or place in anew:
                     self._said(place, table)
                     self._try(place, candidate)
                     table.seconds = spent + time.monotonic() - self._started
@@ -306,8 +238,22 @@ class _Tuner:
             self._compare_the_fastest()
         finally:
             table.seconds = spent + time.monotonic() - self._started
-            self._keep()
+            kept = self._keep()
+        if not kept:
+            raise StoreError(
+                "what was tuned could not be kept",
+                path=self._cache.directory,
+                found="no room for it under the bound, or under what its journal may take",
+                todo="Raise PLANCACHE_MAX_BYTES, or prune the cache.",
+            )
         return table
+
+    def _to_measure_again(self) -> set[int]:
+        """Of an earlier tuning that is gone on with: what the others are judged by, and the fastest, by one clock."""
+        table = self._state.table
+        measured = [place for place, one in enumerate(table.candidates) if one.status == OK]
+        fastest = sorted(measured, key=lambda place: table.candidates[place].median or 0.0)[:_RIVALS]
+        return {*fastest, *(one for one in (table.first, table.chosen) if one is not None)}
 
     def _compare_the_fastest(self) -> None:
         """Time the first choice and the fastest in turns: the clocks were others when each was run."""
@@ -316,17 +262,46 @@ class _Tuner:
         if first is None or self._operands is None or table.chosen not in ready or ready == {first.place}:
             return
         limit = _CLOSE * self._median(self._fastest[0])
-        rivals = [one for one in self._fastest if one is not first and self._median(one) <= limit]
-        timings: dict[int, list[Timing]] = {one.place: [] for one in (first, *rivals)}
-        for _ in range(_TURNS):
-            for one in (first, *rivals):
-                self._said(one.place, table)  # so that it is this one that did not come back
+        running = [first, *(one for one in self._fastest if one is not first and self._median(one) <= limit)]
+        timings: dict[int, list[Timing]] = {one.place: [] for one in running}
+        for one in [*running] * _TURNS:
+            if one not in running:
+                continue
+            self._said(one.place, table)  # so that it is this one that did not come back
+            try:
                 timings[one.place].append(self._runner.time(one.graph, self._operands, self._outputs))
-        for place, taken in timings.items():
-            table.candidates[place].median = round(min(one.median for one in taken), 3)
-            table.candidates[place].best = round(min(one.best for one in taken), 3)
-        chosen = min((first, *rivals), key=self._median)  # the first choice where there is nothing to gain
-        table.chosen, self._state.best = chosen.place, chosen.plan
+            except RunError as error:
+                running.remove(one)
+                table.candidates[one.place].status, table.candidates[one.place].detail = FAILED, str(error)
+                self._disown(one.place)
+                if error.fault:
+                    raise
+        for one in running:
+            taken = timings[one.place]
+            table.candidates[one.place].median = round(min(timing.median for timing in taken), 3)
+            table.candidates[one.place].best = round(min(timing.best for timing in taken), 3)
+        # The first choice where there is nothing to gain; without a rival that failed, the next ones were not looked at.
+        rest = self._fastest if len(running) < len(timings) else []
+        self._choose([*running, *(one for one in rest if one not in running)])
+
+    def _choose(self, among: Sequence[_Ready]) -> None:
+        """The fastest is the one that is kept."""
+        best = min(among, key=self._median, default=None)
+        self._state.table.chosen = None if best is None else best.place
+        self._state.best = None if best is None else best.plan
+
+    def _disown(self, place: int) -> None:
+        """A plan that is of no use after all is neither served any longer nor judges others."""
+        table, state = self._state.table, self._state
+        self._fastest = [one for one in self._fastest if one.place != place]
+        if place == table.first:
+            self._judge = self._judged = table.first = None
+        if place != table.chosen:
+            return
+        self._choose([one for one in (self._judged, *self._fastest) if one is not None])
+        if state.best is None and state.record is not None:
+            self._cache.store.discard(self._wanted.key.hash, Route.TUNED, state.record)
+            state.record = None
 
     def _median(self, one: _Ready) -> float:
         return self._state.table.candidates[one.place].median or 0.0
@@ -346,15 +321,28 @@ class _Tuner:
             old = before.get(candidates.identity(candidate.engine, candidate.knobs))
             # What hung is not tried again, whatever else has changed since.
             if old is not None and (same or old.status == HUNG):
-                listed[place] = old
-        if not same or earlier.best is None or earlier.table.chosen is None:
+                listed[place] = replace(old, status=WAITING) if old.status == NO_ROOM else old
+        if earlier.best is None or earlier.table.chosen is None:
             return _State(table, earlier.record)
+        if not same:
+            return self._beginning_with(earlier, table)
         table.seconds = earlier.table.seconds
         table.first = _place(listed, earlier.table, earlier.table.first)
         table.chosen = _place(listed, earlier.table, earlier.table.chosen)
         unfit = [listed[place].name in self._lost for place in (table.first, table.chosen) if place is not None]
         if table.first is None or table.chosen is None or any(unfit):  # the heuristics list others now, or it was lost
             return _State(Tuning([replace(one, status=WAITING) for one in listed]), earlier.record)
+        return _State(table, earlier.record, earlier.best)
+
+    def _beginning_with(self, earlier: _State, table: Tuning) -> _State:
+        """All is measured anew, and until something is faster, the plan that there was stays."""
+        assert earlier.table.chosen is not None
+        old = earlier.table.candidates[earlier.table.chosen]
+        place, limit = _place(table.candidates, earlier.table, earlier.table.chosen), self._limits.workspace
+        if place is None or old.name in self._lost or (limit is not None and (old.workspace or 0) > limit):
+            return _State(table, earlier.record)
+        table.candidates[place] = replace(old, status=WAITING)
+        table.chosen = place
         return _State(table, earlier.record, earlier.best)
 
     def _try(self, place: int, candidate: Candidate) -> None:
@@ -368,16 +356,19 @@ class _Tuner:
             candidate.workspace = int(built.get_workspace_size())
             if self._limits.workspace is not None and candidate.workspace > self._limits.workspace:
                 candidate.status = TOO_LARGE
+                self._disown(place)
                 return
             self._measure(place, candidate, built, seconds)
         except BuilderError:
             raise
         except RunError as error:
-            candidate.status, candidate.detail = FAILED, str(error)
+            candidate.status, candidate.detail = NO_ROOM if error.memory else FAILED, str(error)
+            self._disown(place)
             if error.fault or self._operands is None:  # then no other candidate can be run either
                 raise
         except (UnkeptPlanError, Exception) as error:  # whatever cuDNN says of a plan that it cannot build
             candidate.status, candidate.detail = FAILED, one_line(error)
+            self._disown(place)
             self._runner.check()
 
     def _measure(self, place: int, candidate: Candidate, built: Any, seconds: float) -> None:
@@ -397,10 +388,13 @@ class _Tuner:
             found = runner.compare(made, self._expected, self._outputs)
             candidate.detail = str(found)
             if not found.right:
-                candidate.status = WRONG
-                self._put_right(made)
+                self._wrong(place, candidate, str(found))
                 return
         timing = runner.time(built, made, self._outputs)
+        found = runner.compare(made, self._expected, self._outputs)
+        if not found.right:  # it adds to what is there, or needs a workspace that nobody has used
+            self._wrong(place, candidate, f"after many runs {found}")
+            return
         candidate.median, candidate.best = round(timing.median, 3), round(timing.best, 3)
         fastest = None if table.chosen is None else table.candidates[table.chosen].median
         faster = fastest is None or self._state.best is None or candidate.median < fastest
@@ -414,8 +408,12 @@ class _Tuner:
             self._fastest = sorted([*self._fastest, one], key=self._median)[:_RIVALS]
         candidate.status = OK
 
-    def _put_right(self, made: Operands) -> None:
+    def _wrong(self, place: int, candidate: Candidate, detail: str) -> None:
         """Whatever a wrong plan has written elsewhere, the next one is to be judged by the same inputs and outputs."""
+        candidate.status, candidate.detail = WRONG, detail
+        self._disown(place)
+        assert self._operands is not None
+        made = self._operands
         self._runner.refill(made)
         if self._judged is not None:
             self._runner.run(self._judged.graph, made, self._expected)
@@ -428,15 +426,20 @@ class _Tuner:
             self._operands = made
         return self._operands
 
-    def _keep(self) -> None:
-        """Write the table, in the record of the best plan so far."""
-        state = self._state
+    def _keep(self) -> bool:
+        """Write the table, in the record of the best plan so far; whether nothing is left to write."""
+        state, store = self._state, self._cache.store
         if state.best is None:
-            return
+            return True
         wanted = replace(self._wanted, route=Route.TUNED)
         row, record = stored.encode(wanted, state.best, self._cache._signing_key, state.table.document())
-        if self._cache.store.put(row, record, state.record):
-            state.record = record
+        if not store.put(row, record, state.record):
+            # Somebody else has put another one there (an import, or a tuning that could not lock): this one is newer.
+            state.record = store.get(row.key, Route.TUNED, use=False)
+            if not store.put(row, record, state.record):
+                return False
+        state.record = record
+        return True
 
 
 def _place(listed: list[Candidate], table: Tuning, place: int | None) -> int | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from plancache.cache import PlanCache
     from plancache.filler import Line, Progress, Report
     from plancache.ondevice import Verdict
-    from plancache.tuning import Tuning
+    from plancache.tuning_table import Tuning
 from plancache.totals import Names, Totals
 
 # Records of one device and environment that are looked at, where the first ones are damaged, for what it is called.
@@ -136,7 +136,7 @@ class Upkeep:
             RecordError: the record is damaged.
             StoreError: the cache cannot be read.
         """
-        from plancache.tuning import Tuning  # what a hit does not need
+        from plancache.tuning_table import Tuning  # what a hit does not need
 
         record = self.store.get(row.key, row.route, use=False)
         table = None if record is None else stored.tuning(records.decode(record, self._signing_key)[1])
@@ -339,6 +339,7 @@ class Upkeep:
         """
         from plancache import tuning  # what a hit does not need
         from plancache.cudnn.plans import Choice
+        from plancache.tuning_table import Limits
 
-        limits = tuning.Limits(seconds, workspace_limit, memory)
+        limits = Limits(seconds, workspace_limit, memory)
         return tuning.tune(cast("PlanCache", self), graph, Choice(heuristics, policy), limits, builder, progress, again)

@@ -6,13 +6,13 @@ start takes seconds, so it serves many jobs; it is started again after one that 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 COMMAND = command("plancache.worker")
 _START = 180.0  # seconds that a child may take until it is ready: imports from a cold disk, and the CUDA context
-_WATCH = 0.5  # seconds between two looks of a child whether its parent lives
+_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
 # By these a process is ended from outside (for want of memory too); a plan that crashes brings about others.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -162,15 +162,14 @@ def _signal_name(number: int) -> str:
 
 def main() -> None:
     """Serve jobs from stdin. What libraries print goes to stderr."""
-    _end_with(os.getppid())
+    _end_with_the_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears of Ctrl-C too, and ends this process
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     code = 1
     try:
         _serve(sys.stdin, lambda event: print(json.dumps(event), file=out, flush=True))
         code = 0
-    except KeyboardInterrupt:
-        pass
     except BaseException:
         traceback.print_exc()
     finally:
@@ -179,15 +178,13 @@ def main() -> None:
         os._exit(code)
 
 
-def _end_with(parent: int) -> None:
-    """End this process with its parent, whatever it does then: nobody else ends a plan that hangs the device."""
+def _end_with_the_parent() -> None:
+    """Let the kernel end this process with its parent: nobody else ends a plan that hangs the device.
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    A thread that looks for the parent would not do: the frontend keeps Python's lock while cuDNN compiles or hangs. The
+    parent is the thread that made this process.
+    """
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _serve(jobs: IO[str], say: Callable[[Event], None]) -> None:

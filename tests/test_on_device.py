@@ -17,7 +17,7 @@ from plancache import ondevice, tuning, worker
 from plancache.cli import cli
 from plancache.cli import ondevice as command
 from plancache.errors import BuilderError, RunError
-from plancache.tuning import Limits, Tuning
+from plancache.tuning_table import Limits, Tuning
 from plancache.worker import Worker
 from tests.test_tuning import Device, finished, names, offered, on, once  # noqa: F401
 
@@ -112,6 +112,28 @@ def test_what_happens_while_the_graph_is_built_natively_is_not_laid_to_the_store
         assert len(list(cache.rows())) == 3
 
 
+@pytest.mark.parametrize(("second", "removed"), [("right", False), ("wrong", True), ("hangs", True)])
+def test_what_is_wrong_goes_only_if_a_fresh_process_says_so_too(warm, child, tmp_path, second, removed):
+    with plancache.open(warm) as cache:
+        listed = min(cache.rows(), key=lambda one: one.row.engine)
+        first = tmp_path / "first"
+        child(
+            f"import pathlib\nfirst = pathlib.Path({str(first)!r})\n"
+            f"verdict = {second!r} if first.exists() else 'wrong'\n"
+            "say(event='stage', stage='native')\nsay(event='stage', stage='entry')\n"
+            "first.write_text(first.read_text() + f'{os.getpid()} ' if first.exists() else f'{os.getpid()} ')\n"
+            "if verdict == 'hangs': time.sleep(60)\n"
+            "say(event='done', verdict=verdict, detail=f'{verdict} it is', exact=False, micros=None, native=1.0)"
+        )
+        (found,) = cache.verify_on_device([listed], timeout=2.0)
+        assert found.verdict == ("hung" if second == "hangs" else second)
+        assert found.removed is removed
+        assert (listed.row.key in {one.row.key for one in cache.rows()}) is not removed
+        assert second == "wrong" or "another process said: wrong it is" in found.detail
+        one, two = first.read_text().split()
+        assert one != two
+
+
 def test_what_is_to_be_kept_is_kept(warm, child):
     with plancache.open(warm, mode="read-only") as cache:
         says(child, cache, "wrong", "wrong", "wrong")
@@ -186,6 +208,31 @@ def test_a_graph_whose_first_choice_hangs_cannot_be_tuned_and_says_so(warm, chil
         listed = next(cache.rows())
         with Worker(cache, 1.0) as one, pytest.raises(RunError, match="eng4 did not come back"):
             ondevice.tune_row(cache, one, listed.row, Limits())
+
+
+def test_the_time_that_a_candidate_hangs_is_not_taken_from_the_others(tmp_path, child, finished):  # noqa: F811
+    with plancache.open(tmp_path / "cache") as cache:
+        table = json.dumps(finished[1].document())
+        with plancache.open(finished[0]) as other:
+            listed = next(other.rows())
+        child(
+            f"table = {{**json.loads({table!r}), 'seconds': job['seconds']}}\n"
+            "if len(job['lost']) == 3: say(event='done', table=table)\n"
+            "else: say(event='candidate', place=0, of=3, name=f\"eng{len(job['lost'])}\"); time.sleep(60)"
+        )
+        with Worker(cache, 0.5) as one:
+            assert ondevice.tune_row(cache, one, listed.row, Limits(seconds=0.6)).seconds > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_that_somebody_else_ends_is_noted_at_no_candidate(tmp_path, child, on, targeted, h200, names, number):  # noqa: F811
+    with plancache.open(tmp_path / "cache") as cache:
+        table = on(cache, Device(h200, {names[1]: 5.0}))
+        (listed,) = cache.rows()
+        child(f"say(event='candidate', place=1, of=3, name={names[1]!r})\nos.kill(os.getpid(), {int(number)})")
+        with Worker(cache, 10.0) as one, pytest.raises(RunError, match=number.name):
+            ondevice.tune_row(cache, one, listed.row, Limits(), again=True)
+        assert cache.tuning(listed.row) == table  # and the tuned plan is there
 
 
 @pytest.mark.parametrize("end", ["say(event='error', text='misaligned', fault=True)", "sys.exit(9)"])
@@ -330,7 +377,7 @@ def test_what_a_wrong_plan_ran_on_does_not_judge_the_next_one(monkeypatch, right
     freed = []
     runner = Some(
         run=lambda *_: None,
-        compare=lambda *_: Some(exact=right, right=right),
+        compare=lambda *_: Some(exact=right, right=right, largest=0.0),
         time=lambda *_: ondevice.Timing(2.0, 2.0),
         empty=lambda *_: empty and not freed,
         release=freed.append,
@@ -345,6 +392,37 @@ def test_what_a_wrong_plan_ran_on_does_not_judge_the_next_one(monkeypatch, right
     found = checker._compared(runner, native, Some(graph="graph"), ondevice.Route.REPLAY, fields)
     assert found["verdict"] == verdict  # two results of nothing but zeros prove nothing
     assert (checker._native, freed) == ((native, []) if right else (None, ["operands", 10, 20]))
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "right"])
+def test_bits_that_differ_are_wrong_only_where_the_natively_built_plan_repeats_its_own(monkeypatch, verdict):
+    some = Some(chosen=Some(engine=1, knobs={}))
+    monkeypatch.setattr(ondevice.plans, "load", lambda *_: None)
+    monkeypatch.setattr(ondevice.plans, "plan_list", lambda _: some)
+    monkeypatch.setattr(ondevice.frontend, "plan_list", lambda _: some)
+    graph, ran = "native", []
+
+    def compare(*_):
+        if ran[-1] == graph:  # the natively built plan against itself: equal, but for once in a while
+            exact = not (len(ran) == 4 and verdict == "right")
+        else:
+            exact = False
+        return Some(exact=exact, right=True, largest=0.0)
+
+    runner = Some(
+        run=lambda graph, *_: ran.append(graph),
+        compare=compare,
+        time=lambda *_: ondevice.Timing(2.0, 2.0),
+        empty=lambda *_: False,
+        release=lambda _: None,
+        free=lambda _: None,
+    )
+    native = ondevice._Native("key", graph, "operands", {1: 10}, {1: 20}, ondevice.Timing(1.0, 1.0), True, False)
+    checker = object.__new__(ondevice.Checker)
+    checker._native = native
+    found = checker._compared(runner, native, Some(graph="stored"), ondevice.Route.NATIVE, {"plan": None, "blob": b""})
+    assert found["verdict"] == verdict
+    assert len(ran) == (4 if verdict == "right" else 1 + ondevice._REPEATS)
 
 
 @pytest.mark.parametrize("at", ["outputs", "run", "compare", "time"])
@@ -395,7 +473,7 @@ def test_what_was_found_before_an_interruption_is_reported(warm, child, capsys, 
 
     def interrupted(*arguments):
         count.append(1)
-        if len(count) == 2:
+        if len(count) == 3:  # what is wrong is asked twice
             raise KeyboardInterrupt
         return asked(*arguments)
 

@@ -314,8 +314,9 @@ def test_the_child_opens_the_cache_as_its_parent_has_it(tmp_path, mode):
 
 _PARENT = """
 import subprocess, sys
-source = "import os, time; from plancache.worker import _end_with; _end_with(os.getppid()); "
-source += "print(os.getpid(), flush=True); time.sleep(30); print('lived')"
+source = "import ctypes, os; from plancache.worker import _end_with_the_parent as begin; begin(); "
+# As a call into cuDNN that never comes back: no other thread of the child runs meanwhile.
+source += "print(os.getpid(), flush=True); ctypes.PyDLL(None).sleep(30); print('lived')"
 subprocess.run([sys.executable, "-c", source], stdout=sys.stdout)
 """
 

@@ -23,7 +23,7 @@ from plancache.cudnn.running import Timing
 from plancache.errors import BuilderError, DeviceError, RunError, SettingsError, StoreError
 from plancache.outcome import Reason
 from plancache.store import records
-from plancache.tuning import Limits, Tuning
+from plancache.tuning_table import Limits, Tuning
 from tests import graphs
 from tests.conftest import ROOT
 
@@ -38,9 +38,9 @@ class Device:
 
     made = 0
 
-    def __init__(self, h200, micros, wrong=(), broken=(), fault=(), zeros=()):
+    def __init__(self, h200, micros, wrong=(), broken=(), fault=(), zeros=(), drifts=()):
         self.place = {"device": h200}
-        self.zeros = zeros
+        self.zeros, self.drifts = zeros, drifts
         self.micros, self.wrong, self.broken, self.fault = micros, wrong, broken, fault
         self.ran = []
 
@@ -78,6 +78,10 @@ class Device:
     def time(self, graph, made, outputs):
         value = self.micros.get(graph.get_plan_name_at_index(0), 100.0)
         value = value.pop(0) if isinstance(value, list) else value
+        if isinstance(value, Exception):
+            raise value
+        if graph.get_plan_name_at_index(0) in self.drifts:
+            self.wrong = {*self.wrong, self.now}
         return Timing(value, value - 1)
 
     def empty(self, made, outputs):
@@ -277,6 +281,124 @@ def test_a_fault_of_the_device_ends_the_tuning_and_the_candidate_is_not_tried_ag
         table = on(cache, device)
     assert table.candidates[1].status == "failed"
     assert names[1] not in device.ran
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_a_plan_that_fails_in_the_last_comparison_is_not_the_one_that_is_kept(
+    tmp_path, on, targeted, h200, names, fault
+):
+    micros = {names[1]: [5.0, RunError("CUDA failed", fault=fault)], names[2]: 6.0}
+    with plancache.open(tmp_path / "cache") as cache:
+        if fault:
+            with pytest.raises(RunError):
+                on(cache, Device(h200, micros))
+        else:
+            on(cache, Device(h200, micros))
+        (listed,) = cache.rows()
+        table = cache.tuning(listed.row)
+    assert table.candidates[1].status == "failed"
+    assert (table.chosen, listed.row.name) == (2, names[2])
+
+
+def test_a_plan_that_gives_something_else_after_many_runs_is_wrong_also_the_first_choice(
+    tmp_path, on, targeted, h200, names
+):
+    with plancache.open(tmp_path / "cache") as cache:
+        table = on(cache, Device(h200, {names[1]: 5.0, names[2]: 6.0}, drifts=[names[0], names[1]]))
+    assert [one.status for one in table.candidates[:3]] == ["wrong", "wrong", "ok"]
+    assert "after many runs" in table.candidates[0].detail
+    assert (table.first, table.chosen) == (2, 2)
+
+
+@pytest.mark.parametrize("limits", [{"again": True}, {"workspace": 1 << 40}])
+def test_measuring_anew_that_is_interrupted_keeps_the_plan_that_there_was(tmp_path, on, targeted, h200, names, limits):
+    def interrupt(place, table):
+        if place == 1:
+            raise KeyboardInterrupt
+
+    with plancache.open(tmp_path / "cache") as cache:
+        on(cache, Device(h200, {names[2]: 5.0}))
+        with pytest.raises(KeyboardInterrupt):
+            on(cache, Device(h200, {}), interrupt, **limits)
+        (listed,) = cache.rows()
+        assert listed.row.name == names[2]
+        assert on(cache, Device(h200, {names[3]: 50.0}), seconds=0, **limits).chosen == 2
+        table = on(cache, Device(h200, {names[3]: 5.0, names[2]: 60.0}), **limits)
+        assert (table.complete, table.chosen) == (True, 3)
+        assert [one.row.name for one in cache.rows()] == [names[3]]
+
+
+def test_the_fastest_of_an_earlier_tuning_is_timed_again_beside_what_was_left(tmp_path, on, targeted, h200, names):
+    def interrupt(place, table):
+        if place == 2:
+            raise KeyboardInterrupt
+
+    with plancache.open(tmp_path / "cache") as cache:
+        with pytest.raises(KeyboardInterrupt):
+            on(cache, Device(h200, {names[1]: 5.0}), interrupt)
+        # The clock is another one by now: what took 5 takes 50, and so do not the others.
+        table = on(cache, Device(h200, {names[1]: 50.0, names[2]: 40.0}))
+        assert table.chosen == 2
+        assert table.candidates[1].median == 50.0
+
+
+def test_a_candidate_that_found_no_memory_is_tried_again(tmp_path, on, targeted, h200, names):
+    micros = {names[1]: [RunError("no memory", memory=True), 5.0, 5.0, 5.0, 5.0]}
+    with plancache.open(tmp_path / "cache") as cache:
+        table = on(cache, Device(h200, micros))
+        assert table.candidates[1].status == "no memory"
+        table = on(cache, Device(h200, micros))
+        assert (table.candidates[1].status, table.chosen) == ("ok", 1)
+
+
+def test_what_cannot_be_kept_is_not_called_tuned(tmp_path, on, targeted, h200, monkeypatch):
+    with plancache.open(tmp_path / "cache") as cache:
+        monkeypatch.setattr(cache.store, "put", lambda *_: False)
+        with pytest.raises(StoreError, match="could not be kept"):
+            on(cache, Device(h200, {}))
+
+
+def test_a_tuned_plan_that_somebody_else_has_put_there_meanwhile_is_replaced(tmp_path, on, targeted, h200, finished):
+    with plancache.open(tmp_path / "cache") as cache, plancache.open(finished[0]) as other:
+        (listed,) = other.rows()
+        record, done = other.store.get(listed.row.key, "tuned"), []
+
+        def interfere(place, table):
+            if place == 2 and not done:
+                done.append(cache.store.discard(listed.row.key, "tuned"))
+                assert cache.store.put(listed.row, record)
+
+        table = on(cache, Device(h200, {}), interfere)
+        assert cache.tuning(next(cache.rows()).row) == table
+
+
+@pytest.mark.parametrize("name", ["driver", "frontend"])
+def test_a_tuning_for_a_newer_driver_or_frontend_is_not_gone_on_with(tmp_path, on, targeted, h200, names, name):
+    with plancache.open(tmp_path / "cache") as cache:
+        on(cache, Device(h200, {}), seconds=0)
+        (listed,) = cache.rows()
+        old = cache.store.get(listed.row.key, "tuned")
+        row, fields = records.decode(old)
+        newer = replace(row, **{name: getattr(row, name) + 1000})
+        assert cache.store.put(newer, records.encode(newer, fields), old)
+        device = Device(h200, {})
+        assert on(cache, device).complete
+        assert device.ran == names
+        (listed,) = cache.rows()
+        assert getattr(listed.row, name) == getattr(row, name)
+
+
+def test_a_tuned_plan_that_is_signed_with_another_key_is_left_alone(tmp_path, on, targeted, h200, monkeypatch):
+    with plancache.open(tmp_path / "cache") as cache:
+        on(cache, Device(h200, {}), seconds=0)
+        (listed,) = cache.rows()
+        old = cache.store.get(listed.row.key, "tuned")
+        row, fields = records.decode(old)
+        signed = records.encode(row, fields, b"k" * 32)
+        assert cache.store.put(row, signed, old)
+        with pytest.raises(StoreError, match="cannot be checked here"):
+            on(cache, Device(h200, {}))
+        assert cache.store.get(listed.row.key, "tuned") == signed
 
 
 def test_a_candidate_that_hung_is_noted_and_never_tried_again(tmp_path, on, targeted, h200, names):

@@ -16,7 +16,7 @@ from plancache.cli.place import Place
 from plancache.cli.selection import Selection
 from plancache.cli.store import progress
 from plancache.ondevice import CRASHED, RIGHT, WRONG, Verdict, here, verify
-from plancache.tuning import HUNG
+from plancache.tuning_table import HUNG
 
 
 def verify_on_device(

@@ -18,7 +18,7 @@ from plancache.cli.selection import Selection, selecting
 from plancache.cli.values import memory_option, seconds_value, size_value, timeout_option
 from plancache.errors import BuilderError, RunError
 from plancache.store.interface import Row
-from plancache.tuning import BUSY, FAILED, OK, TUNED, WAITING, Tuning
+from plancache.tuning_table import BUSY, FAILED, OK, TUNED, WAITING, Limits, Tuning
 
 NOTHING = "nothing to tune"
 
@@ -68,10 +68,10 @@ def tune(
     time with what was not measured yet. What another process tunes is waited for, for --seconds and PLANCACHE_WAIT, and
     its table taken; after that it is left to it, which is no failure. Exit code 1 if a graph could not be tuned.
     """
-    from plancache import ondevice, tuning
+    from plancache import ondevice
     from plancache.worker import Worker
 
-    limits = tuning.Limits(seconds, workspace, memory)
+    limits = Limits(seconds, workspace, memory)
     results: list[_Result] = []
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -27,7 +27,8 @@ LAUNCHES, REPLAYS = 20, 5
 _LONGEST = 50_000.0  # microseconds of one replay
 _CHUNK = 4 << 20  # bytes on their way between host and device
 # Errors that leave the context as it was: a value, memory, what is not supported or not captured into a graph.
-_PASSING = {1, 2, 801, *range(900, 911)}
+_OUT_OF_MEMORY = 2
+_PASSING = {1, _OUT_OF_MEMORY, 801, *range(900, 911)}
 _SHARE = 0.8  # of the free memory that is taken unless it is said
 
 
@@ -162,6 +163,7 @@ class Runner:
                 found=f"{taken + size} bytes",
                 expected=f"at most {self.limit}",
                 todo="Allow more with --memory.",
+                memory=True,
             )
         address = int(self._ask(self._driver.cuMemAlloc(size), f"cuMemAlloc({size})"))
         self._buffers[address] = size
@@ -311,7 +313,8 @@ class Runner:
     def _ask(self, result: tuple[Any, ...], what: str) -> Any:
         status = int(result[0])
         if status:
-            raise RunError(f"CUDA failed at {what}", found=str(result[0]), fault=status not in _PASSING)
+            passing, memory = status in _PASSING, status == _OUT_OF_MEMORY
+            raise RunError(f"CUDA failed at {what}", found=str(result[0]), fault=not passing, memory=memory)
         return result[1] if len(result) == 2 else result[1:] if len(result) > 2 else None
 
     def _enter_context(self, ordinal: int | None) -> None:

@@ -198,7 +198,7 @@ def capture(directory):
 
 def tuned(name, directory, seconds=60):
     """Tune, then take the plan as a job would: what came of the candidates, where the plan came from, its digest."""
-    from plancache.tuning import Tuning
+    from plancache.tuning_table import Tuning
 
     handle = cudnn.create_handle()
     with plancache.open(directory) as cache:
