@@ -280,7 +280,7 @@ class _Tuner:
             taken = timings[one.place]
             table.candidates[one.place].median = round(min(timing.median for timing in taken), 3)
             table.candidates[one.place].best = round(min(timing.best for timing in taken), 3)
-        # The first choice where there is nothing to gain; without a rival that failed, the next ones were not looked at.
+        # The first choice where there is nothing to gain. Where a rival failed, the next ones were not looked at.
         rest = self._fastest if len(running) < len(timings) else []
         self._choose([*running, *(one for one in rest if one not in running)])
 
