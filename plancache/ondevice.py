@@ -112,11 +112,11 @@ def verify(
             yield verdict
 
 
-def _asked(worker: Worker, row: Row, memory: int | None) -> Verdict:
+def _asked(worker: Worker, row: Row, memory: int | None, layer: int = 0) -> Verdict:
     """One plan's verdict; what happens while the graph is built natively says nothing about the stored plan."""
     stage = "native"
     try:
-        for event in worker.ask({"job": "check", "key": row.key, "route": row.route, "memory": memory}):
+        for event in worker.ask({"job": "check", "key": row.key, "route": row.route, "layer": layer, "memory": memory}):
             if event["event"] == "stage":
                 stage = event["stage"]
             elif event["event"] == "error":
@@ -166,15 +166,19 @@ class Times:
         self._worker.end()
 
     def of(self, key: str) -> dict[str, float]:
-        """Microseconds by route, of a key's plans in the writable cache that run and are right.
+        """Microseconds by route, of a key's plans in the cache and the layers under it that run and are right.
 
         Raises:
             DeviceError: there is no CUDA device here.
             StoreError: the cache cannot be read.
         """
-        rows = [listed.row for listed in here(self._cache.rows(key=key))]
-        verdicts = [_asked(self._worker, row, self._memory) for row in rows]
-        return {one.row.route: one.micros for one in verdicts if one.verdict == RIGHT and one.micros is not None}
+        found: dict[str, float] = {}
+        for layer, listed in self._cache._rows_by_layer(key=key):
+            for one in here([listed]):
+                verdict = _asked(self._worker, one.row, self._memory, layer)
+                if verdict.verdict == RIGHT and verdict.micros is not None:
+                    found[one.row.route] = verdict.micros
+        return found
 
 
 @dataclass
@@ -200,13 +204,13 @@ class Checker:
         self._native: _Native | None = None
         devices.live(None)
 
-    def check(self, key: str, route: str, memory: int | None, say: Callable[[Event], None]) -> Event:
+    def check(self, key: str, route: str, layer: int, memory: int | None, say: Callable[[Event], None]) -> Event:
         """Run one plan and compare it.
 
         Raises:
             RunError: the device is at fault.
         """
-        record = self._cache.store.get(key, route, use=False)
+        record = self._cache._layers[layer].get(key, route, use=False)
         if record is None:
             return _said(SKIPPED, "it is gone")
         runner = self._runner = self._runner or Runner(memory=memory)

@@ -142,13 +142,11 @@ def _served_otherwise(cache: PlanCache, libraries: str, place: Place) -> Iterato
     good = ("native", "tuned") if cache._tuned else ("native",)
     native: set[str] = set()
     others: list[tuple[Store, Row]] = []
-    for layer in range(len(cache._layers)):
-        store = cache._layers[layer]
-        for listed in store.rows(device=place.device.fingerprint, environment=libraries):
-            if listed.row.route in good:
-                native.add(listed.row.key)
-            elif listed.row.route in ("replay", "deviceless"):
-                others.append((store, listed.row))
+    for layer, listed in cache._rows_by_layer(device=place.device.fingerprint, environment=libraries):
+        if listed.row.route in good:
+            native.add(listed.row.key)
+        elif listed.row.route in ("replay", "deviceless"):
+            others.append((cache._layers[layer], listed.row))
     for store, row in others:
         if row.key not in native:
             yield _of_row(store, row, cache._signing_key)

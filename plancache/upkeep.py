@@ -68,12 +68,16 @@ class Upkeep:
         Raises:
             StoreError: none of them can be read.
         """
-        found: dict[tuple[str, str], Listed] = {}
+        return [listed for _, listed in self._rows_by_layer()]
+
+    def _rows_by_layer(self, **equal: str) -> list[tuple[int, Listed]]:
+        """The same with the number of the layer; rows with these values alone."""
+        found: dict[tuple[str, str], tuple[int, Listed]] = {}
         failures: list[StoreError] = []
         for number in range(len(self._layers)):
             try:
-                for listed in self._layers[number].rows():
-                    found.setdefault((listed.row.key, listed.row.route), listed)
+                for listed in self._layers[number].rows(**equal):
+                    found.setdefault((listed.row.key, listed.row.route), (number, listed))
             except StoreError as error:
                 failures.append(error)
         if len(failures) == len(self._layers):
@@ -215,7 +219,7 @@ class Upkeep:
             jobs: as for `plancache.warm`.
             progress: as for `plancache.warm`.
             measure: called with each line of a plan that was built and stored; what it gives is the line's `gain`.
-                None is microseconds by route, of what this cache itself has: each is run in a child process.
+                None is microseconds by route, of what this cache and its layers have: each is run in a child process.
 
         Raises:
             DeviceError: there is no GPU here.

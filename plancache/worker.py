@@ -56,6 +56,7 @@ class Worker:
         options = cache._layers.options
         self._setup = {
             "directory": str(cache.directory),
+            "layers": [str(path) for path in cache._layers.under],
             "kind": options.kind,
             "key": None if options.key is None else options.key.hex(),
             "trusted": list(options.trusted),
@@ -217,12 +218,13 @@ def _open(setup: Event) -> PlanCache:
     key = None if setup["key"] is None else bytes.fromhex(setup["key"])
     options = Options(setup["kind"], Bounds(setup["max_bytes"]), key, tuple(setup["trusted"]), setup["wait"])
     read_only = setup["read_only"]
-    layers = Layers(Path(setup["directory"]), options, read_only=read_only)
+    under = [Path(path) for path in setup["layers"]]
+    layers = Layers(Path(setup["directory"]), options, read_only=read_only, under=under)
     return PlanCache(layers, "read-only" if read_only else "read-write")
 
 
 def _check(checker: Any, job: Event, say: Callable[[Event], None]) -> Event:
-    verdict: Event = checker.check(job["key"], job["route"], job["memory"], say)
+    verdict: Event = checker.check(job["key"], job["route"], job["layer"], job["memory"], say)
     return verdict
 
 

@@ -17,6 +17,7 @@ from plancache import ondevice, tuning, worker
 from plancache.cli import cli
 from plancache.cli import ondevice as command
 from plancache.errors import BuilderError, RunError
+from plancache.filler import Line, Report
 from plancache.tuning_table import Limits, Tuning
 from plancache.worker import Worker
 from tests.test_tuning import Device, finished, names, offered, on, once  # noqa: F401
@@ -357,6 +358,32 @@ def test_kernel_times_are_those_of_the_plans_that_run(warm, child):
         with ondevice.Times(cache, 10.0) as times:
             assert times.of(keys[0]) == {"deviceless": 2.0}
             assert times.of("no such key") == {}
+
+
+def test_kernel_times_of_what_lies_under_the_cache_are_told_too(warm, tmp_path, child):
+    with plancache.open(warm) as cache:
+        keys = says(child, cache, "right", "right", "right")
+    child("say(event='done', verdict='right', detail='', exact=True, micros=1.0 + job['layer'], native=1.0)")
+    layers = [tmp_path / "none", warm]  # one that is not there is passed over
+    with plancache.open(tmp_path / "top", layers=layers) as cache, ondevice.Times(cache, 10.0) as times:
+        assert times._worker._setup["layers"] == [str(path) for path in layers]
+        assert times.of(keys[0]) == {"deviceless": 3.0}
+
+
+def test_upgrade_prints_what_each_plan_has_gained(monkeypatch, tmp_path):
+    lines = [
+        Line("layers.mlp", (), "NVIDIA H200", "native", "built", key="a" * 64, gain={"native": 2.0, "replay": 5.0}),
+        Line("layers.mlp", (), "NVIDIA H200", "native", "built", key="b" * 64),
+    ]
+    asked = []
+    monkeypatch.setattr(plancache.PlanCache, "upgrade", lambda *_, **given: asked.append(given) or Report(lines, 1.0))
+    done = CliRunner().invoke(cli, ["--dir", str(tmp_path), "upgrade", "-j", "1"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[1].split() == ["a" * 12, "mlp", "replay", "5.0", "2.0", "2.50"]
+    assert "2 plans built" in done.stdout
+    done = CliRunner().invoke(cli, ["--dir", str(tmp_path), "upgrade", "--no-measure", "--json"])
+    assert [json.loads(line)["gain"] for line in done.stdout.splitlines()] == [{"native": 2.0, "replay": 5.0}, None]
+    assert (asked[0]["measure"], asked[1]["measure"](lines[0])) == (None, None)
 
 
 @pytest.mark.parametrize(

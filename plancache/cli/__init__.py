@@ -33,6 +33,7 @@ _COMMANDS = {
     "show": ("show", "show"),
     "stats": ("stats", "stats"),
     "tune": ("tune", "tune"),
+    "upgrade": ("warm", "upgrade"),
     "verify": ("store", "verify"),
     "warm": ("warm", "warm"),
 }

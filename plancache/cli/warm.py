@@ -107,6 +107,41 @@ def rewarm(place: Place, source: Path, options: Options) -> None:
     _finish(report, options.as_json)
 
 
+@click.command()
+@click.option("--jobs", "-j", type=click.IntRange(1), help="Worker processes. [default: usable processors]")
+@click.option("--measure/--no-measure", default=True, help="Run old and new plans, and tell what was gained.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each plan.")
+@click.pass_obj
+def upgrade(place: Place, jobs: int | None, measure: bool, as_json: bool) -> None:
+    """Build natively what the GPU that is here has only by the routes replay and deviceless, also in layers.
+
+    Those are ways to start: their kernels may be several times slower. What each new plan gains is told: microseconds
+    of one execute, before and now.
+    """
+    with _prints_on_stderr(), place.open("read-write") as cache, _progress("upgrading") as told:
+        report = cache.upgrade(jobs=jobs, progress=told, measure=None if measure else lambda _: None)
+    if not as_json:
+        _gains(report)
+    _finish(report, as_json)
+
+
+def _gains(report: Report) -> None:
+    """A table of plans that were measured by the route that served before and natively."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("key", "builder", "before"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for name in ("before µs", "native µs", "times as fast"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in report.lines:
+        times = {} if line.gain is None else dict(line.gain)
+        native = times.pop("native", None)
+        for route in (route for route in ("replay", "deviceless") if native and route in times):
+            numbers = (f"{times[route]:.1f}", f"{native:.1f}", f"{times[route] / native:.2f}")
+            table.add_row(line.key[:12], line.builder.rpartition(".")[2] or "-", route, *numbers)
+    if table.row_count:
+        Console(highlight=False).print(table)
+
+
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed

@@ -77,7 +77,7 @@ class Layers:
         self.path = path
         self.options = options
         self._read_only = read_only
-        self._under = tuple(under)
+        self.under = tuple(under)
         self._opened: dict[int, Store] = {}
         self._access: Access | None = None
         self._nothing = MemoryStore()
@@ -86,7 +86,7 @@ class Layers:
         self.counting = self._nothing.counting = Counting()
 
     def __len__(self) -> int:
-        return 1 + len(self._under)
+        return 1 + len(self.under)
 
     def __getitem__(self, number: int) -> Store:
         """The store of a layer, 0 the writable one.
@@ -99,14 +99,14 @@ class Layers:
         opened = self._opened.get(number)
         if opened is not None:
             return opened
-        if number == 0 and self._read_only and self._under and not self.path.exists():
+        if number == 0 and self._read_only and self.under and not self.path.exists():
             return self._nothing
         return self._open(number)
 
     def _open(self, number: int) -> Store:
         opened = self._opened.get(number)
         if opened is None:
-            path = self.path if number == 0 else self._under[number - 1]
+            path = self.path if number == 0 else self.under[number - 1]
             opened, access = open_store(path, self.options, self._read_only or number > 0)
             if number == 0:
                 self._access = access

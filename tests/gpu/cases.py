@@ -299,8 +299,8 @@ def upgrade(directory):
         report = cache.upgrade(jobs=1)
     for line in report.lines:
         print(line.gain, file=sys.stderr)
-        measured = isinstance(line.gain, dict) and line.gain.get("native", 0) > 0
-        print(line.route, line.outcome, "measured" if measured else line.error)
+        routes = sorted(line.gain) if isinstance(line.gain, dict) and min(line.gain.values()) > 0 else []
+        print(line.route, line.outcome, *routes or [line.error])
 
 
 def warm_here(directory):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.gpu.test_tuning import command
+
 NAMES = ("matmul", "conv", "sdpa")
 
 
@@ -13,7 +15,8 @@ def test_upgrading_builds_natively_what_this_device_was_served_otherwise(on_gpu,
     report = on_gpu(f"upgrade({str(tmp_path)!r})", timeout=300)
     native, took = on_gpu(f"run({name!r}, {str(tmp_path)!r}, mode='require-hit')")
     print(name, ahead, report, native, took, sep=" | ")
-    assert report[0] == "native built measured"
+    # Each was run: what it was served by until now, and what it has become.
+    assert report == [f"native built {' '.join(sorted(['native', *routes.split()]))}"]
     assert native.startswith("disk native")
     assert on_gpu(f"upgrade({str(tmp_path)!r})", timeout=300) == []  # there is nothing left
 
@@ -29,10 +32,22 @@ def test_an_upgraded_plan_is_the_one_that_is_built_on_the_spot_bit_for_bit(on_gp
 
 
 def test_a_bundle_that_lies_under_the_cache_is_upgraded_into_the_cache(on_gpu, tmp_path):
-    on_gpu(f"fill_ahead('matmul', {str(tmp_path / 'ahead')!r}, both=True)")
+    (routes,) = on_gpu(f"fill_ahead('matmul', {str(tmp_path / 'ahead')!r}, both=True)")
+    measured = " ".join(sorted(["native", *routes.split()]))
     layers = {"PLANCACHE_LAYERS": str(tmp_path / "ahead")}
-    assert on_gpu(f"upgrade({str(tmp_path / 'node')!r})", timeout=300, **layers) == ["native built measured"]
+    assert on_gpu(f"upgrade({str(tmp_path / 'node')!r})", timeout=300, **layers) == [f"native built {measured}"]
     assert on_gpu(f"run('matmul', {str(tmp_path / 'node')!r})", **layers)[0].startswith("disk native")
+
+
+def test_the_command_says_what_each_plan_gains(on_gpu, tmp_path):
+    (routes,) = on_gpu(f"fill_ahead('matmul', {str(tmp_path)!r}, both=True)")
+    code, out, err = command(tmp_path, "upgrade", "-j", "1")
+    print(out)
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()]
+    told = {row[2]: list(map(float, row[3:])) for row in rows if row[2:3] in (["replay"], ["deviceless"])}
+    assert sorted(told) == sorted(routes.split())
+    assert all(before > 0 and native > 0 for before, native, _ in told.values())
 
 
 def test_warming_without_a_device_builds_natively_for_the_gpu_that_is_here(on_gpu, tmp_path):
