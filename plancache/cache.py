@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from plancache import checking, filling, lookups, misses, stored
+from plancache import checking, lookups, misses, stored
 from plancache.cudnn import device as devices
 from plancache.cudnn import environment, frontend, plans, target
 from plancache.cudnn.graph import NotKeyableError
@@ -27,16 +27,17 @@ from plancache.cudnn.graph import labels as labels_of
 from plancache.cudnn.plans import Choice, Declared, Request, Route, UnkeptPlanError, UnknownEnvironmentError
 from plancache.dynamic import Dynamic, topology_key
 from plancache.errors import BuilderError, CaptureError, PlanCacheError, StoreError
-from plancache.explain import Explanation
 from plancache.finding import Finding
 from plancache.kernels import KernelCache, KernelKey
 from plancache.keys import PlanKey, digest
 from plancache.lookups import Found
 from plancache.misses import Miss
-from plancache.nearest import nearest_in
 from plancache.outcome import Outcome, Reason, Source
 from plancache.store.interface import Store
 from plancache.store.layers import Layers
+
+if TYPE_CHECKING:
+    from plancache.explain import Explanation
 
 Plan = tuple[int, Mapping[Any, int]]
 _log = logging.getLogger("plancache")
@@ -138,6 +139,8 @@ class PlanCache(Finding):
         is not built again. Gives an outcome by route; a graph for which cuDNN has no dynamic-shape engine has no
         `replay`, since only those engines take kernels from a kernel cache.
         """
+        from plancache import filling
+
         return filling.fill(self, graph, Choice(heuristics, policy, plan), builder)
 
     def lookup(self, graph: Any, heuristics: Any = None, policy: Any = None, plan: Plan | None = None) -> Outcome:
@@ -183,6 +186,8 @@ class PlanCache(Finding):
             BuilderError: `graph` is no graph, or plans were made for it already.
             StoreError: the cache cannot be read.
         """
+        from plancache.explain import Explanation
+
         wanted = self._request(graph, Choice(heuristics, policy, plan), time.perf_counter())
         if isinstance(wanted, Outcome):
             return Explanation(None, wanted.reason, wanted.detail)
@@ -190,24 +195,6 @@ class PlanCache(Finding):
         if found.reason is not Reason.ABSENT:
             return Explanation(str(wanted.key), found.reason, found.detail)
         return self.explain_key(wanted.key, wanted.route.value, labels_of(graph))
-
-    def explain_key(self, key: PlanKey, route: str, labels: Mapping[int, str], other_than: bool = False) -> Explanation:
-        """The same for a key with its documents, as a list of misses keeps it.
-
-        Args:
-            key: the key that was asked for.
-            route: the route that its graph takes first: `native`, or `deviceless` for a device that is not here.
-            labels: names of the graph's tensors by uid, for people.
-            other_than: pass over the key's own row: how far is the nearest other entry?
-
-        Raises:
-            StoreError: the cache cannot be read.
-        """
-        best = nearest_in(self._layers, key, route, labels, self._signing_key, other_than)
-        row, differing = best if best is not None else (None, [])
-        reason = Reason.FOUND if other_than or (row is not None and not differing) else Reason.ABSENT
-        name = None if row is None or not differing else row.key[: len(str(key))]
-        return Explanation(str(key), reason, "", name, tuple(differing))
 
     def kernel_stats(self) -> list[dict[str, Any]]:
         """The kernel caches of this process: entries loaded and known, cuDNN's revision and the one that was written,

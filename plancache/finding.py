@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plancache import stored
 from plancache.cudnn import device as devices
@@ -18,6 +18,10 @@ from plancache.lookups import Found
 from plancache.outcome import Reason
 from plancache.store.layers import Layers
 from plancache.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from plancache.explain import Explanation
+    from plancache.keys import PlanKey
 
 _log = logging.getLogger("plancache")
 # A store that took this long to fail (seconds) is not asked again for so long: a job must not wait at every graph.
@@ -35,6 +39,27 @@ class Finding(Upkeep):
         self._warned: set[str] = set()
         self._rests_until = 0.0
         self._lock = threading.Lock()
+
+    def explain_key(self, key: PlanKey, route: str, labels: Mapping[int, str], other_than: bool = False) -> Explanation:
+        """The same for a key with its documents, as a list of misses keeps it.
+
+        Args:
+            key: the key that was asked for.
+            route: the route that its graph takes first: `native`, or `deviceless` for a device that is not here.
+            labels: names of the graph's tensors by uid, for people.
+            other_than: pass over the key's own row: how far is the nearest other entry?
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        from plancache.explain import Explanation
+        from plancache.nearest import nearest_in
+
+        best = nearest_in(self._layers, key, route, labels, self._signing_key, other_than)
+        row, differing = best if best is not None else (None, [])
+        reason = Reason.FOUND if other_than or (row is not None and not differing) else Reason.ABSENT
+        name = None if row is None or not differing else row.key[: len(str(key))]
+        return Explanation(str(key), reason, "", name, tuple(differing))
 
     def _routes(self, wanted: Request) -> tuple[Route, ...]:
         """The routes that a graph takes, the best first."""

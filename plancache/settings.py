@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,6 +162,8 @@ def user_cache_directory() -> Path:
     except RuntimeError:  # HOME is not set, and the user has no entry that says where home is
         directory = ""
     if not Path(directory).is_absolute():  # or it is set to nonsense
+        import tempfile
+
         directory = f"{tempfile.gettempdir()}/plancache-{os.getuid()}"
     return Path(directory)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,19 +13,20 @@ from plancache.cudnn import kernel_cache
 from plancache.cudnn.kernel_cache import Kernel
 from plancache.errors import RecordError, StoreError
 from plancache.kernels import is_kernel
-from plancache.store import bundle, eviction, records
-from plancache.store.bundle import Counts
+from plancache.store import eviction, records
 from plancache.store.interface import Listed, Row, Store
 from plancache.store.layers import Layers, open_store
-from plancache.store.verify import Report as VerifyReport
-from plancache.store.verify import verify
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from plancache.cache import PlanCache
     from plancache.filler import Line, Progress, Report
     from plancache.ondevice import Verdict
+    from plancache.store.bundle import Counts
+    from plancache.store.verify import Report as VerifyReport
+    from plancache.totals import Names, Totals
     from plancache.tuning_table import Tuning
-from plancache.totals import Names, Totals
 
 # Records of one device and environment that are looked at, where the first ones are damaged, for what it is called.
 _TRIED = 20
@@ -93,6 +93,8 @@ class Upkeep:
         Raises:
             StoreError: the cache cannot be read.
         """
+        from plancache.totals import Totals
+
         self.store.flush()
         return Totals.of(self.store.tallies(), self.rows())
 
@@ -105,6 +107,8 @@ class Upkeep:
         Raises:
             StoreError: the cache cannot be read.
         """
+        from plancache.totals import Names
+
         names, tried = Names(), Counter[tuple[str, str]]()
         for row in (listed.row for listed in rows if not is_kernel(listed.row)):
             where = row.device, row.environment
@@ -173,6 +177,8 @@ class Upkeep:
         Raises:
             StoreError: the cache cannot be read, or not written for the repair.
         """
+        from plancache.store.verify import verify
+
         return verify(self.store, self.directory, self._signing_key, repair=repair, progress=progress)
 
     def prune(
@@ -242,6 +248,8 @@ class Upkeep:
         Raises:
             StoreError: the cache cannot be read, or the file cannot be written.
         """
+        from plancache.store import bundle
+
         chosen = list(self.rows()) if rows is None else rows
         return bundle.export(self.store, chosen, Path(file), self._signing_key, progress)
 
@@ -258,6 +266,8 @@ class Upkeep:
         path = Path(file)
         if not path.is_file():
             raise StoreError("there is no such bundle", path=path, found=str(path), expected="a bundle file")
+        from plancache.store import bundle
+
         source, _ = open_store(path, self._layers.options, read_only=True)
         try:
             return bundle.merge(source, self.store, self._signing_key, progress)

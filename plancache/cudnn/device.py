@@ -8,7 +8,6 @@ made of the former and the name, so that two boards of one model share their pla
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import threading
@@ -331,6 +330,8 @@ def _checked(properties: dict[str, Any], where: str) -> dict[str, Any]:
     """The document with older cuDNNs' gaps filled, or an error that names the first field at fault."""
     full = {**FILLED, **properties}
     for name in sorted(set(full) - set(FIELDS)):
+        import difflib
+
         near = difflib.get_close_matches(name, FIELDS, 1)
         if near or libraries.backend_version() <= _NEWEST_KNOWN_CUDNN:
             hint = f"Did you mean {near[0]}?" if near else "Remove it."

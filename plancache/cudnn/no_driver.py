@@ -17,14 +17,10 @@ import ctypes
 import errno
 import hashlib
 import os
-import platform
-import shutil
 import stat
-import subprocess
-import tempfile
 import threading
 import time
-from importlib import resources
+from collections.abc import Iterator
 from pathlib import Path
 
 from plancache.errors import LibraryError
@@ -102,22 +98,21 @@ def _load(path: Path) -> ctypes.CDLL:
         raise LibraryError(
             "the driver library for hosts without a driver cannot be loaded",
             found=f"{error}",
-            expected=f"a shared library for {platform.machine()}",
+            expected=f"a shared library for {os.uname().machine}",
             todo=f"Delete {path.parent}; it is made again.",
         ) from error
 
 
 def source() -> str:
     """The C source of the library."""
-    names = resources.files("plancache.cudnn").joinpath("driver_entry_points.txt").read_text().split()
+    names = Path(__file__).with_name("driver_entry_points.txt").read_text().split()
     return _SOURCE + "".join(f"ENTRY({name})\n" for name in names if name not in _WRITTEN_OUT)
 
 
 def _library() -> Path:
     text = source()
-    name = hashlib.sha256(f"{text}{platform.machine()}".encode()).hexdigest()[:16]
-    fallback = Path(tempfile.gettempdir(), f"plancache-{os.getuid()}")
-    for home in (user_cache_directory(), fallback):
+    name = hashlib.sha256(f"{text}{os.uname().machine}".encode()).hexdigest()[:16]
+    for home in _homes():
         directory = home / "no-driver" / name
         try:
             if _private(directory):
@@ -128,10 +123,17 @@ def _library() -> Path:
             continue  # not writable, or full: the other place
     raise LibraryError(
         "the stand-in for the NVIDIA driver cannot be kept anywhere",
-        found=f"neither {user_cache_directory()} nor {fallback} can be written by this user alone",
+        found=f"neither {' nor '.join(map(str, _homes()))} can be written by this user alone",
         expected="one of them",
         todo="Set XDG_CACHE_HOME or TMPDIR to a directory of your own with some free space.",
     )
+
+
+def _homes() -> Iterator[Path]:
+    yield user_cache_directory()
+    import tempfile  # 3 ms, where the first one will not do
+
+    yield Path(tempfile.gettempdir(), f"plancache-{os.getuid()}")
 
 
 def _private(directory: Path) -> bool:
@@ -145,6 +147,11 @@ def _private(directory: Path) -> bool:
 
 
 def _compile(text: str, path: Path) -> None:
+    # Only here: they take as long to import as a plan to load.
+    import shutil
+    import subprocess
+    import tempfile
+
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
         raise LibraryError(

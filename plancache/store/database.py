@@ -9,10 +9,8 @@ descriptor would drop the process's POSIX locks on the database (https://sqlite.
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import stat
-import tempfile
 import threading
 import time
 import weakref
@@ -66,6 +64,9 @@ class _Copy:
     """A private copy of a database and its journal; removed with its last user."""
 
     def __init__(self, file: Path, identity: object) -> None:
+        import shutil
+        import tempfile
+
         self.identity = identity
         self.path = Path(tempfile.mkdtemp(prefix="plancache-"))
         self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ class Access:
 
 
 def _scratch(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
 def access(path: Path, *, read_only: bool, signed: bool, trusted: tuple[str, ...]) -> Access:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -85,7 +84,7 @@ class FileStore(Store):
     def _publish(self, file: Path, record: bytes) -> None:
         for directory in (self.path / DIRECTORY, file.parent, self.path / SCRATCH):
             self.access.make(directory)
-        scratch = self.path / SCRATCH / f"{os.getpid()}-{secrets.token_hex(8)}"
+        scratch = self.path / SCRATCH / f"{os.getpid()}-{os.urandom(8).hex()}"
         try:
             descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.access.file_mode)
             with os.fdopen(descriptor, "wb") as out:

@@ -8,7 +8,6 @@ child inherits. filelock takes 60 ms to import, so it is imported on a miss only
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -152,7 +151,7 @@ def holder(path: Path) -> str:
 
 
 def _sign(descriptor: int) -> None:
-    text = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode()
+    text = f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode()
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text, 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -165,7 +164,7 @@ class TallyFiles:
         """
         for directory in (self.path, self._scratch):
             self._access.make(directory)
-        mine, claimed = f"{int(time.time())}-{secrets.token_hex(8)}", list[Path]()
+        mine, claimed = f"{int(time.time())}-{os.urandom(8).hex()}", list[Path]()
         names = self._names()
         if len(names) >= _FILES:
             before = int(time.time()) // _DAY - _DAYS
