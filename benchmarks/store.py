@@ -115,7 +115,7 @@ def processes(quick: bool, result: Result) -> None:
     at_all = []
     with ExitStack() as stack:
         homes = {name: _filled(name, 500, stack) for name in names}
-        for order in in_turns(names, 3 if quick else 5):
+        for order in in_turns(names, 3):
             at_all.append(two_at_all())
             for name in order:
                 for way, what in ways.items():
