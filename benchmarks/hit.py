@@ -13,8 +13,8 @@ import tempfile
 from benchmarks.harness import Check, Column, Result, Table, child, in_turns, main, ratio
 
 PLANS = ("matmul", "conv", "sdpa")
-# The aim is 1.25 x cuDNN's load and 1 ms, for loads of 2 ms 1.75; it is told in the table. This keeps what was reached, 2.0
-# to 2.5.
+# The aim is 1.25 x cuDNN's load and 1 ms, for loads of 2 ms 1.75; it is told in the table.
+# This keeps what was reached, 2.0 to 2.5.
 BOUND_FIRST = 2.8
 # The aim is 0.35 ms for 60 KB, beside a load of 0.7 ms.
 BOUND_LATER = 0.9

@@ -31,8 +31,8 @@ from benchmarks.peers import BOUNDED, PEERS, RAW, REOPENED, installed
 
 SIZES = (4 << 10, 64 << 10, 200 << 10)
 SIZE, CAP = 64 << 10, 16 << 20
-# put, get against raw SQLite with a SHA-256. Of a small put much is the columns that listings and
-# eviction need, and looking at the files before.
+# put, get against raw SQLite with a SHA-256. Of a small put much is the columns that listings and eviction
+# need, and looking at the files before.
 BOUNDS = {4 << 10: (5.0, 1.7), 64 << 10: (2.5, 1.5), 200 << 10: (2.5, 1.5)}
 # At least: what two readers get, and a reader beside a writer, of what they get from raw SQLite in the same round.
 BOUND_TWO_READERS, BOUND_WITH_WRITER = 0.7, 0.6
