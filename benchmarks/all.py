@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks import page
+from benchmarks import page, peers
 
 
 def one(name: str, *options: str) -> bool:
@@ -27,6 +27,8 @@ def main() -> None:
     options = [one for one in sys.argv[1:] if one.startswith("-")]
     names = [one for one in sys.argv[1:] if not one.startswith("-")] or list(page.NAMES)
     quick = "--quick" in options
+    if "store" in names:
+        peers.installed(quick)  # what lacks is told now, and not after minutes
     failed = [name for name in names if not one(name, *options) and not (quick and one(name, *options))]
     if not quick:
         page.main()

@@ -13,7 +13,7 @@ from benchmarks.harness import Check, Column, Rank, Result, Table, child, main
 
 LENGTHS = 200
 _STATIC = 10
-BOUND_WARM = 0.5
+BOUND_WARM = 0.4
 BOUND_EMPTY = 3.0  # each length's plan is serialized, packed and stored besides
 
 _JOB = """

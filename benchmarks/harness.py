@@ -11,9 +11,11 @@ import json
 import math
 import os
 import platform
+import sqlite3
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -54,20 +56,31 @@ def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
 def measure_in_turns(
     calls: Mapping[str, Callable[[], object]], rounds: int, times: int, warm_up: int = 1
 ) -> dict[str, Timing]:
-    """Time several calls against each other, round by round."""
+    """Time several calls against each other, round by round; what a call gives is freed when its clock has stopped."""
     for call in calls.values():
         for _ in range(warm_up):
             call()
     taken: dict[str, list[list[float]]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            seconds = []
-            for _ in range(times):
-                started = time.perf_counter()
-                call()
-                seconds.append(time.perf_counter() - started)
-            taken[name].append(seconds)
+    for order in in_turns(list(calls), rounds):
+        for name in order:
+            taken[name].append([clocked(calls[name]) for _ in range(times)])
     return {name: Timing.of(each) for name, each in taken.items()}
+
+
+def clocked(call: Callable[[], object]) -> float:
+    """Seconds that a call takes, without those of freeing what it gives."""
+    started = time.perf_counter()
+    given = call()
+    seconds = time.perf_counter() - started
+    del given
+    return seconds
+
+
+def in_turns(names: Sequence[str], rounds: int) -> Iterable[Sequence[str]]:
+    """The names in the order of each round: every one is first in its turn."""
+    for number in range(rounds):
+        start = number % len(names)
+        yield [*names[start:], *names[:start]]
 
 
 @dataclass(frozen=True)
@@ -190,18 +203,23 @@ def environment() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Processor, cores and versions, in one line."""
+    """Processor, cores, the file system of temporary directories and versions, in one line."""
     import cudnn
+
+    import plancache
+    from plancache.store.directory import filesystem
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-    versions = [f"Python {platform.python_version()}", f"cuDNN {cudnn.backend_version_string()}"]
+    versions = [f"Python {platform.python_version()}", f"plancache {plancache.__version__}"]
+    versions += [f"cuDNN {cudnn.backend_version_string()}", f"SQLite {sqlite3.sqlite_version}"]
     for package in _PACKAGES:
         try:
             versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    return f"{len(os.sched_getaffinity(0))} cores of {cpu}; {', '.join(versions)}"
+    files = filesystem(Path(tempfile.gettempdir()))
+    return f"{len(os.sched_getaffinity(0))} cores of {cpu}; files on {files}; {', '.join(versions)}"
 
 
 def saved(name: str, result: Result, seconds: float) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def run(quick: bool) -> Result:
         def load() -> Any:
             container = cudnn.pygraph(device_property=device.native)
             container.deserialize(blob)
+            return container
 
         for name, graph in (("matmul", graphs.matmul()[0]), ("SDPA", graphs.sdpa()[0]), ("10 nodes", ten_nodes())):
             calls = {

@@ -15,7 +15,7 @@ from typing import Any
 import cudnn
 
 import plancache
-from benchmarks.harness import Check, Column, Result, Table, main, ratio
+from benchmarks.harness import Check, Column, Rank, Result, Table, in_turns, main, ratio
 
 NUMBER, ROUNDS = 20_000, 15
 BOUNDS = {"plancache.cached": 10.0, "plancache.cached(key=...)": 3.5, "plancache.graph_cache": 1.5}
@@ -56,9 +56,9 @@ def run(quick: bool) -> Result:
         for call in calls.values():
             call(None, 32, 64)
         taken: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(rounds):
-            for name, call in calls.items():
-                taken[name].append(timeit.timeit(lambda call=call: call(None, 32, 64), number=NUMBER) / NUMBER)
+        for order in in_turns(list(calls), rounds):
+            for name in order:
+                taken[name].append(timeit.timeit(lambda call=calls[name]: call(None, 32, 64), number=NUMBER) / NUMBER)
     peer = taken["cudnn.graph_cache"]
     rows = [
         (f"`{name}`", [1e6 * statistics.median(each), 1e6 * max(each), ratio(each, peer)])
@@ -66,7 +66,12 @@ def run(quick: bool) -> Result:
     ]
     checks = [Check(f"`{name}` against `cudnn.graph_cache`", ratio(taken[name], peer), BOUNDS[name]) for name in BOUNDS]
     columns = [Column("µs", 2), Column("worst round", 2), Column("× `cudnn.graph_cache`", 1)]
-    return Result([Table("a hit in memory", columns, rows)], checks)
+    peers = {f"`{name}`": taken[name] for name in ("cudnn.graph_cache", "functools.lru_cache")}
+    ranks = [
+        Rank.of(f"a hit in memory, `{name}`", {**peers, "plancache": taken[name]})
+        for name in ("plancache.cached", "plancache.graph_cache")
+    ]
+    return Result([Table("a hit in memory", columns, rows)], checks, ranks)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,18 @@
 import importlib
 import json
 import re
+import sqlite3
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, page
+import plancache
+from benchmarks import harness, page, peers, ready
 from benchmarks.harness import Check, Rank, Result, Timing
+from plancache.store.directory import filesystem
 from tests.conftest import ROOT
 
 
@@ -43,6 +48,25 @@ def test_ratios_are_made_pair_by_pair():
     # Both sides are slower in the second round by what else the machine did: that is no part of the ratio.
     ours, theirs = Timing.of([[2.0], [20.0], [2.0]]), Timing.of([[1.0], [10.0], [1.0]])
     assert ours.against(theirs) == 2.0
+
+
+def test_each_is_first_in_its_turn():
+    called = []
+    calls = {name: lambda name=name: called.append(name) for name in "abc"}
+    harness.measure_in_turns(calls, rounds=4, times=1, warm_up=0)
+    assert "".join(called) == "abcbcacababc"
+
+
+def test_what_a_call_gives_is_freed_when_its_clock_has_stopped(monkeypatch):
+    events = []
+
+    class Given:
+        def __del__(self):
+            events.append("freed")
+
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: events.append("clock") or 0.0)
+    harness.measure_in_turns({"given": Given}, rounds=1, times=2, warm_up=0)
+    assert events == ["clock", "clock", "freed"] * 2
 
 
 def test_a_hundredth_of_the_calls_is_above_p99():
@@ -82,6 +106,39 @@ def test_a_benchmark_that_runs_prints_its_table_and_its_ratios():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert "| `cudnn.graph_cache`" in done.stdout, done.stderr
     assert "against `cudnn.graph_cache`" in done.stdout
+
+
+def test_a_peer_that_lacks_ends_a_full_run_and_not_the_gate(monkeypatch):
+    monkeypatch.setitem(peers._NEEDS, "diskcache", "no_such_package.of_anyone")
+    with pytest.raises(SystemExit, match=r"not installed: .*diskcache.*pip install --group bench"):
+        peers.installed(quick=False)
+    assert set(peers.installed(quick=True)) >= {"plancache", peers.RAW, peers.FILES}
+    assert "diskcache" not in peers.installed(quick=True)
+
+
+@pytest.mark.parametrize("name", ["plancache", peers.RAW, peers.FILES])
+def test_a_peer_that_is_opened_again_has_what_was_put(name, tmp_path):
+    put, _ = peers.PEERS[name](tmp_path, 100)
+    put(7)
+    assert peers.REOPENED.keys() == peers.PEERS.keys()
+    peers.REOPENED[name](tmp_path)  # raises where it is not there
+
+
+def test_blobs_are_loaded_without_plancaches_cache():
+    # A user of blobs would import none of it: the other ways' imports are no part of his time.
+    source = ready._JOB.partition('if how in ("directory of blobs"')[0]
+    source += "\nprint(json.dumps(sorted(sys.modules)))"
+    imported = harness.child(source, "directory of blobs", "vit", "/nowhere", cwd=ROOT)
+    assert "cudnn" in imported
+    assert "plancache.cudnn.target" in imported
+    assert not {"plancache.cache", "plancache.builders", "sqlite3"} & set(imported)
+
+
+def test_a_result_says_which_versions_and_which_file_system():
+    told = harness.machine()
+    assert f"plancache {plancache.__version__}" in told
+    assert f"SQLite {sqlite3.sqlite_version}" in told
+    assert f"files on {filesystem(Path(tempfile.gettempdir()))}" in told
 
 
 def test_kept_results_are_plain_and_whole():
